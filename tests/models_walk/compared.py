@@ -46,6 +46,7 @@ from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.prompt_inputs import image_tokens
 from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_loading import VISION_HALVES as _VISION
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
@@ -304,13 +305,15 @@ def arguments_of(loaded: LoadedModel, tokens: Any = None) -> dict[str, Any]:
     """Return the arguments of an eager run over the text or the image, or over other tokens."""
     cache = {"use_cache": False} if "use_cache" in loaded.reader.names else {}
     given = input_of(loaded) if tokens is None else {"tokens": tokens}
-    return loaded.checked(ModelForwardRequest(**given)).inputs.arguments | cache | {"return_dict": True}
+    return check_request(loaded, ModelForwardRequest(**given)).inputs.arguments | cache | {"return_dict": True}
 
 
 def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     with torch.no_grad():
         expected = model(**arguments_of(loaded))
-        output = loaded.run(loaded.checked(ModelForwardRequest(**input_of(loaded))).inputs.arguments, AttentionPass({}))
+        output = loaded.run(
+            check_request(loaded, ModelForwardRequest(**input_of(loaded))).inputs.arguments, AttentionPass({})
+        )
     name = _result_of(expected)
     found.whole = error(output[name], expected[name])
     if not found.equal:
@@ -488,7 +491,7 @@ def _row_sums(scores: np.ndarray, place: AttentionPlace) -> np.ndarray:
 def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTrainedModel | None = None) -> Any:
     """Return the logits of the real tokens, or the last hidden states, of one text or of each."""
     request = ModelForwardRequest(tokens=tokens, edits=edits or {})
-    asked = loaded.checked(request)
+    asked = check_request(loaded, request)
     questions = {place.key: LayerTask(edits=request.edits.get(key, ())) for key, place in loaded.places.items()}
     with torch.no_grad():
         if eager is not None:

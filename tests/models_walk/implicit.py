@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.float64_runs import in_float64
 from attention_service.runtime.device.torch_device import Device
@@ -80,7 +81,7 @@ def implicit_error(kind: str, model: PreTrainedModel, tokens: list[int]) -> floa
     if not layers:
         return None
     request = ModelForwardRequest(tokens=tokens, layers=layers, return_=["weights", "v"])
-    arguments = loaded.checked(request, lambda _: True).inputs.arguments | {"use_cache": False}
+    arguments = check_request(loaded, request, lambda _: True).inputs.arguments | {"use_cache": False}
     expected = mixed_outputs(own, arguments)
     with in_float64(loaded.model):
         found = forward_reply(loaded, request).layers

@@ -19,6 +19,7 @@ from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
 from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.runtime.device.torch_device import Device
 from tests.client.transformers.test_attach import close
 
@@ -108,7 +109,7 @@ def test_a_whole_model_of_it_predicts_the_same(model, words):
     close(reply.logits, expected.logits[0, -1:])
     for layer, weights in zip(reply.layers, expected.attentions, strict=True):
         close(layer.weights, weights[0])
-    assert loaded.info()["generates"]
+    assert model_info(loaded)["generates"]
 
 
 async def test_its_layers_are_modules_too(model, tmp_path):

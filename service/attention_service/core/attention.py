@@ -97,6 +97,11 @@ def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
     return METHODS.of(spec.method).taps(spec)
 
 
+def has_implicit_weights(spec: AttentionSpec) -> bool:
+    """True if a method gives this spec implicit weights."""
+    return approximation_of(spec) is not None and "weights" in taps_of(spec)
+
+
 def _again(problem: Problem, taps: set[str], selection: Selection) -> dict[str, Tensor]:
     """Recompute the taps that the kernel did not keep, for the selected heads and queries alone."""
     if not taps:

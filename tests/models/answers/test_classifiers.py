@@ -15,6 +15,7 @@ from attention_contract.schemas.model_requests import (
 )
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.loaded.model_description import model_info
 
 TEXTS = ["the cat sat", "the dog sat on the mat"]
 PAIRS = ["the mat", "a cat sat on the dog"]
@@ -56,7 +57,7 @@ def same(prediction, expected, names=("bad", "so so", "good")):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_has_the_classes_of_transformers(family):
     model = loaded(family, "ForSequenceClassification")
-    info = model.info()
+    info = model_info(model)
     assert (info["predicts"], info["classes"]) == ("class", [*NAMES.values()])
     for texts in (TEXTS[0], TEXTS):
         reply = forward(model, text=texts, return_=["logits"])

@@ -12,6 +12,7 @@ from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.loaded.checked_request import check_request
 
 TEXTS = [[3, 4, 5, 6], [8, 3, 7, 9, 10, 3, 4], [6, 5, 7, 8, 4]]
 
@@ -19,7 +20,7 @@ TEXTS = [[3, 4, 5, 6], [8, 3, 7, 9, 10, 3, 4], [6, 5, 7, 8, 4]]
 def questions(family, kind, **fields):
     model = loaded(family)
     requests = [validate(kind, {"tokens": text, **fields}) for text in TEXTS]
-    return model, [(request, model.checked(request)) for request in requests]
+    return model, [(request, check_request(model, request)) for request in requests]
 
 
 @pytest.mark.sampled(family=4)
@@ -117,7 +118,7 @@ def edited(family, kind, **fields):
     for text, edits in zip(texts, EDITED, strict=True):
         named = {keys[int(layer)]: own for layer, own in edits.items() if int(layer) < len(keys)}
         request = validate(kind, {"tokens": text, "edits": named, **fields})
-        found.append((request, model.checked(request)))
+        found.append((request, check_request(model, request)))
     return model, found
 
 
@@ -136,7 +137,7 @@ def test_a_value_is_put_into_its_own_text():
         validate(ModelWeightsRequest, {"tokens": [3, 4, 5, 6, 7], "edits": {"0": [{"tap": "scores", "value": value}]}}),
         validate(ModelWeightsRequest, {"tokens": [3, 4, 5, 6, 7, 8, 9]}),
     ]
-    check_weights(model, [(request, model.checked(request)) for request in requests])
+    check_weights(model, [(request, check_request(model, request)) for request in requests])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
@@ -149,7 +150,7 @@ def test_requests_with_several_texts_share_a_pass_with_others(family):
         requests.append(validate(kind, {"tokens": [[5, 4, 3], [3, 4, 5, 6, 7]], "edits": edits}))
         if kind is ModelForwardRequest and model.head.predicts != "next":
             continue
-        check(model, [(request, model.checked(request)) for request in requests])
+        check(model, [(request, check_request(model, request)) for request in requests])
 
 
 @pytest.mark.parametrize(
@@ -165,4 +166,4 @@ def test_requests_with_several_texts_share_a_pass_with_others(family):
 def test_what_cannot_share_a_pass_runs_by_itself(fields):
     model = loaded("llama")
     request = validate(ModelWeightsRequest, {"tokens": [3, 4], **fields})
-    assert group_of(model, request, model.checked(request)) is None
+    assert group_of(model, request, check_request(model, request)) is None

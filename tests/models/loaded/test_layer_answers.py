@@ -21,6 +21,7 @@ from attention_contract.validation import validate
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.module_taps import MODULE_TAPS
 
 KINDS = ("llama", "gpt_oss", "lfm2", "gpt_neo")
@@ -36,7 +37,7 @@ def model(kind):
 
 
 def last_layer(kind):
-    return model(kind).info()["layers"][-1]
+    return model_info(model(kind))["layers"][-1]
 
 
 def requests_of(tap, layer):
@@ -72,7 +73,7 @@ def test_a_layer_answers_for_the_taps_that_it_names(kind, tap):
 
 
 def test_a_layer_without_weights_is_listed_with_the_reason():
-    info = model("lfm2").info()
+    info = model_info(model("lfm2"))
     assert info["without_weights"] == {"0": "conv has no weights of pairs of tokens"}
     assert [layer.layer for layer in info["layers"]] == [1]
     reply = weights_reply(model("lfm2"), ModelWeightsRequest(tokens=IDS))

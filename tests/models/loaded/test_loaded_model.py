@@ -42,7 +42,9 @@ from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info, unseen_layers
 from attention_service.models.model_catalogue import find_folder
 from attention_service.models.passes import attention_pass
 from attention_service.models.process.model_operations import ServedModel
@@ -303,15 +305,15 @@ def test_a_bad_request_names_its_field(field, request_):
 
 
 def test_a_model_describes_itself():
-    told = loaded("lfm2").info()
+    told = model_info(loaded("lfm2"))
     assert told["unseen"] == ["conv"]
-    assert loaded("lfm2").unseen() == {0: "conv has no weights of pairs of tokens"}
-    assert loaded("llama").unseen() == loaded("gemma2").unseen() == {}
+    assert unseen_layers(loaded("lfm2")) == {0: "conv has no weights of pairs of tokens"}
+    assert unseen_layers(loaded("llama")) == unseen_layers(loaded("gemma2")) == {}
     [layer] = told["layers"]
     assert (layer.layer, layer.heads, layer.kv_heads, layer.head_dim) == (1, 4, 2, 8)
     assert told["generates"]
-    assert loaded("t5").info()["takes"] == ["text", "target"]
-    assert not loaded("bert").info()["generates"]
+    assert model_info(loaded("t5"))["takes"] == ["text", "target"]
+    assert not model_info(loaded("bert"))["generates"]
 
 
 def test_bytes_that_are_parts_of_characters_look_different():
@@ -454,7 +456,7 @@ def test_models_that_predict_are_loaded_with_their_heads(kind, tmp_path):
     folder = find_folder(tmp_path, "net")
     assert folder.info("net", None).generates
     model = LoadedModel.load(tmp_path / "net", dtype=None, device=torch.device("cpu"), progress=lambda _: None)
-    assert model.info()["generates"]
+    assert model_info(model)["generates"]
     reply = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["logits", "weights"]))
     given = {"decoder_input_ids": torch.tensor([reply.labels.ids])} if model.reader.pairs else {}
     with torch.no_grad():
@@ -502,7 +504,7 @@ def test_a_rotation_by_the_type_of_layers_is_stretched_too(full, limit):
     settings = {"max_position_embeddings": 8, "rope_parameters": told, "sliding_window": 4, "num_hidden_layers": 2}
     settings["layer_types"] = ["sliding_attention", "full_attention"]
     model = LoadedModel("gemma3_text", tiny("gemma3_text", **settings).requires_grad_(False), tokenizer(), device())
-    assert model.info()["max_length"] == limit
+    assert model_info(model)["max_length"] == limit
     text = [*range(3, 3 + limit)]
     found = forward_reply(model, ModelForwardRequest(tokens=text, return_=["logits"])).logits
     with torch.no_grad():
@@ -521,7 +523,7 @@ def test_a_rotation_by_the_type_of_layers_is_stretched_too(full, limit):
 def test_a_stretched_rotation_has_more_positions(rotation, limit):
     own = tiny("llama", max_position_embeddings=8, rope_parameters={"rope_theta": 10000.0} | rotation)
     model = LoadedModel("llama", own.requires_grad_(False), tokenizer(), device())
-    assert model.info()["max_length"] == limit
+    assert model_info(model)["max_length"] == limit
     if limit > 8:
         text = [*range(3, 3 + limit)]
         eagerly = tiny("llama", max_position_embeddings=8, rope_parameters={"rope_theta": 10000.0} | rotation)
@@ -529,7 +531,7 @@ def test_a_stretched_rotation_has_more_positions(rotation, limit):
         with torch.no_grad():
             near(found, eagerly(input_ids=torch.tensor([text])).logits[0, -1:].numpy())
     with pytest.raises(InvalidRequest, match=f"positions for {limit}"):
-        model.checked(ModelForwardRequest(tokens=[3] * (limit + 1)))
+        check_request(model, ModelForwardRequest(tokens=[3] * (limit + 1)))
 
 
 def test_experts_compute_in_float64(tmp_path):
@@ -624,7 +626,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told_so_and_tokens_are_read(file, ch
     model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
     for asked in ({"text": "the cat"}, {"messages": [{"role": "user", "content": "the cat"}]}):
         with pytest.raises(InvalidRequest, match=r"tokenizer cannot be read \(" + says) as fault:
-            model.checked(validate(ModelForwardRequest, asked))
+            check_request(model, validate(ModelForwardRequest, asked))
         assert (fault.value.param, str(tmp_path) in fault.value.detail) == (next(iter(asked)), False)
     assert forward_reply(model, ModelForwardRequest(tokens=IDS)).labels.ids == IDS
 
@@ -633,7 +635,7 @@ def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path):
     eager("llama").save_pretrained(tmp_path)
     model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
     with pytest.raises(InvalidRequest, match="the checkpoint has no tokenizer; send tokens"):
-        model.checked(ModelForwardRequest(text="the cat"))
+        check_request(model, ModelForwardRequest(text="the cat"))
 
 
 @pytest.mark.parametrize(("share", "places"), [(0.6, "cpu, disk"), (8.0, "cpu")])
@@ -644,8 +646,8 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     options = {"dtype": None, "device": torch.device("cpu"), "progress": lambda _: None}
     room = int(share * sum(each.nbytes for each in eager("llama").parameters()))
     model, whole = LoadedModel.load(tmp_path, free_bytes=room, **options), LoadedModel.load(tmp_path, **options)
-    assert model.info()["device"] == places
-    assert model.info()["bytes"] == whole.info()["bytes"]
+    assert model_info(model)["device"] == places
+    assert model_info(model)["bytes"] == model_info(whole)["bytes"]
     request = ModelForwardRequest(tokens=IDS, return_=["logits", "weights"])
     ours, theirs = forward_reply(model, request), forward_reply(whole, request)
     near(ours.logits, theirs.logits, 0)
@@ -657,7 +659,7 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     texts = [[choice["text"] for choice in each.last[-1]["choices"]] for each in ended]
     assert texts[0] == texts[1]
     if share < 1:
-        more = [ModelCosts(each).needed_bytes(each.checked(asked), asked) for each in (model, whole)]
+        more = [ModelCosts(each).needed_bytes(check_request(each, asked), asked) for each in (model, whole)]
         assert more[0] - more[1] == sum(each.nbytes for each in model.model.parameters() if each.is_meta) > 0
         with pytest.raises(InvalidRequest, match="on disk"):
             ModelGradients(model, asked.model_copy(update={"check": True}))
@@ -669,7 +671,7 @@ def test_the_tiles_of_a_gpu_are_estimated_there(monkeypatch):
     model, request = loaded("llama"), ModelWeightsRequest(tokens=IDS)
 
     def need():
-        return ModelCosts(model).needed_bytes(model.checked(request), request)
+        return ModelCosts(model).needed_bytes(check_request(model, request), request)
 
     on_cpu = need()
     monkeypatch.setitem(vars(model.device), "is_cuda", True)

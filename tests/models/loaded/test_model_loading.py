@@ -29,6 +29,7 @@ from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.model_operations import ServedModel
 
 IDS = [5, 3, 7, 8]
@@ -59,7 +60,7 @@ def test_a_head_that_predicts_neither_tokens_nor_classes_is_left_out(tmp_path):
     BertForNextSentencePrediction(config).save_pretrained(tmp_path / "net")
     tokenizer().save_pretrained(tmp_path / "net")
     loaded = load(tmp_path / "net")
-    assert loaded.info()["left_out"] == ["cls.seq_relationship.bias", "cls.seq_relationship.weight"]
+    assert model_info(loaded)["left_out"] == ["cls.seq_relationship.bias", "cls.seq_relationship.weight"]
     assert ModelInfo(id="a", created=0, checkpoint="a", state="resident", **ServedModel(loaded).info()).left_out
     reply = forward_reply(loaded, ModelForwardRequest(tokens=IDS))
     assert (reply.predicts, reply.predictions) == (None, [])
@@ -75,7 +76,7 @@ def test_a_head_that_predicts_neither_tokens_nor_classes_is_left_out(tmp_path):
 
 
 def test_a_model_that_takes_all_leaves_nothing_out(tmp_path):
-    assert load(changed(tmp_path / "net", lambda _: None)).info()["left_out"] == []
+    assert model_info(load(changed(tmp_path / "net", lambda _: None)))["left_out"] == []
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from tests.models_walk.implicit import implicit_error, wide
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.answering_layers import read_request
 from attention_service.models.answers.joined_questions import group_of
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.loaded.checked_request import read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 
 KINDS = {
     "qwen3_5": {"0": "linear", "1": "attention"},
@@ -54,7 +55,7 @@ def test_weights_times_values_are_the_layers_own_output(kind):
 
 @pytest.mark.parametrize("kind", [*KINDS, *SLOW])
 def test_the_layers_are_listed_with_their_kind(kind):
-    info = loaded(kind).info()
+    info = model_info(loaded(kind))
     assert {str(layer.layer): layer.kind for layer in info["layers"]} == (KINDS | MORE)[kind]
     assert info["unseen"] == []
 

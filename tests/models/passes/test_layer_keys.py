@@ -18,6 +18,7 @@ from attention_service.models.answers.model_inspection import forward_reply, wei
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.turns import lines_of
 
 IDS = [5, 3, 7, 8, 6, 4, 9, 10, 11, 5, 3, 7, 8]
@@ -70,7 +71,7 @@ def equal_to_counted(layer, places, queries, keys):
 
 
 def test_a_layer_says_what_its_keys_are():
-    kinds = {kind: [layer.keys for layer in loaded(kind).info()["layers"]] for kind in ("deepseek_v4", "t5gemma2")}
+    kinds = {kind: [layer.keys for layer in model_info(loaded(kind))["layers"]] for kind in ("deepseek_v4", "t5gemma2")}
     assert kinds["deepseek_v4"] == ["compressed"] * 3  # of one that is compressed at a rate of 128 too
     assert kinds["t5gemma2"] == ["tokens", "tokens", "decoder + encoder", "decoder + encoder"]
 

@@ -6,13 +6,14 @@ from tests.models.small_models import FAMILIES, IDS, loaded
 from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_service.models.answers import model_inspection
 from attention_service.models.answers.model_inspection import weights_reply
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.runtime.planning import blank_requests
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_kind_has_the_layers_of_one_description(family):
     model = loaded(family)
-    asked = model.checked(ModelWeightsRequest(tokens=IDS))
+    asked = check_request(model, ModelWeightsRequest(tokens=IDS))
     described = [(place.widths, place.spec, place.queries, place.keys, place.dtype) for place in asked.places]
     unlike = [each for index, each in enumerate(described) if each not in described[:index]]
     assert len(asked.kinds) == len(unlike)

@@ -19,6 +19,7 @@ from attention_service.models.answers.joined_questions import group_of, joined_r
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 IDS = [5, 3, 7, 8, 6, 4, 9, 10, 11, 5, 3, 7, 8, 12, 4, 6, 9, 3, 8, 7, 5, 11, 10, 4, 6, 3, 9, 8, 5, 7, 4, 3]
@@ -121,7 +122,7 @@ def test_an_edit_of_the_scores_changes_the_choice_as_it_does_in_the_model(kind):
 
 def checked(kind, edits):
     request = validate(ModelForwardRequest, {"tokens": IDS, "edits": edits})
-    return loaded(kind), request, loaded(kind).checked(request)
+    return loaded(kind), request, check_request(loaded(kind), request)
 
 
 def dense_share(kind, key):
@@ -167,7 +168,7 @@ def test_the_chosen_share_of_padded_texts_is_that_of_each_alone(kind):
 def test_weights_come_with_the_chosen_keys_also_from_a_shared_pass():
     model = loaded("deepseek_v32")
     requests = [ModelWeightsRequest(tokens=ids, layers=[0]) for ids in (IDS, SHORT)]
-    questions = [(request, model.checked(request)) for request in requests]
+    questions = [(request, check_request(model, request)) for request in requests]
     assert group_of(model, *questions[0]) == group_of(model, *questions[1]) is not None
     for request, reply in zip(requests, joined_replies(model, questions), strict=True):
         layer = reply.layers[0]

@@ -23,7 +23,9 @@ from attention_service.models.answers.model_inspection import forward_reply, wei
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 
 DECODERS = ("falcon", "bloom", "gptj", "gpt_neo", "codegen")
 KINDS = (*DECODERS, "deberta", "deberta-v2", "xlnet", "mpnet", "big_bird")
@@ -67,8 +69,8 @@ def softmax_by_hand(change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_that_the_model_returns(kind):
     model = loaded(kind)
-    assert model.info()["attention"] == "observed"
-    assert model.info()["unseen"] == []
+    assert model_info(model)["attention"] == "observed"
+    assert model_info(model)["unseen"] == []
     with torch.no_grad():
         expected = run(kind, output_attentions=True, output_hidden_states=True)
     taps = ["weights", "v", "context", "hidden", "logits"]
@@ -186,7 +188,7 @@ def test_the_memory_of_own_scores_is_estimated_before_a_pass(kind):
         {"compare": "unedited"},
     ):
         request = validate(ModelWeightsRequest, {"tokens": [3 + n % 90 for n in range(length)], "top_k": 1} | options)
-        asked = model.checked(request)
+        asked = check_request(model, request)
         needed = costs.needed_bytes(asked, request)
         (held,) = peaks([partial(weights_reply, model, request, asked)])
         assert 4 * scores < held < needed < 2 * held + 2**26

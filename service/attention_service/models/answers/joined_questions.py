@@ -29,7 +29,9 @@ from attention_service.models.answers.model_inspection import (
     weights_reply,
 )
 from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import weights_with
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
 from attention_service.models.passes.module_taps import MODULE_TAPS
@@ -126,7 +128,7 @@ def _parted(
         checked = question[1]
         several, labels = checked.inputs.several, loaded.reader.labels(checked.inputs.text)
         kernels = list(dict.fromkeys([*reply.ran.kernels, *own.attention_pass.kernels]))
-        weights = loaded.weights_with(checked.adapter)
+        weights = weights_with(loaded, checked.adapter)
         ran = reply.ran.model_copy(update={"joined": len(questions), "kernels": kernels, "weights": weights})
         fields = part(reply, own, several) | {"labels": labels if several else labels[0], "ran": ran}
         found.append(reply.model_copy(update=fields))

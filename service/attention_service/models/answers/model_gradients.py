@@ -28,7 +28,6 @@ from attention_service.core.problem import Selection
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.answering_layers import read_request
 from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
@@ -37,7 +36,9 @@ from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest, read_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace, turns_of
@@ -142,7 +143,7 @@ class ModelGradients:
         if "embeddings" in request.wrt:
             fields["embeddings"] = self._array(gradient)
         fields["layers"] = [self._of_layer(place, run, gradients) for place in checked.places if self._any_of_layer]
-        about = loaded.about(checked, run.asking)
+        about = run_fields(loaded, checked, run.asking)
         if request.check:
             del run, gradients
             fields["check"] = self._checks()

@@ -32,12 +32,13 @@ from attention_contract.schemas.weights import (
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.answering_layers import read_request
 from attention_service.models.answers.given_answers import answer_places, answer_replies
 from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest, read_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import MEDIA, AttentionPlace
 from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
@@ -167,7 +168,7 @@ def forward_reply(
                 layer[name] = arrays[place.key] if checked.several(place) else arrays[place.key][0]
         fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
     loaded.recording = _recorded(loaded, request, checked, found, states) if keep else None
-    return valid(ModelForwardReply, fields | loaded.about(checked, asking))
+    return valid(ModelForwardReply, fields | run_fields(loaded, checked, asking))
 
 
 @torch.inference_mode()
@@ -207,7 +208,7 @@ def weights_reply(
         layer_weights(place.key, found[place.key], implicit=place.mixes != "attention") for place in checked.places
     ]
     loaded.recording = _recorded(loaded, request, checked, found, states) if request.keep else None
-    return valid(ModelWeightsReply, {"layers": layers} | loaded.about(checked, asking))
+    return valid(ModelWeightsReply, {"layers": layers} | run_fields(loaded, checked, asking))
 
 
 def _tasks(

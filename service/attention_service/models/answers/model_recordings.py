@@ -16,6 +16,7 @@ from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import unseen_layers
 from attention_service.models.passes.attention_places import VISION, stack_of
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.scheduling.operation import Fields
@@ -36,7 +37,7 @@ def recording_of(
     The crops of images follow each other as one sequence. Layers of stacks that recordings have no name for are left
     out, and so are the taps with a dimension of keys of layers whose keys are not the tokens of one text.
     """
-    reader, unseen = loaded.reader, loaded.unseen()
+    reader, unseen = loaded.reader, unseen_layers(loaded)
     tensors: dict[str, dict[str, Array]] = {stack: {} for stack in get_args(RecordedStack)}
     attentions = []
     for key, results in found.items():

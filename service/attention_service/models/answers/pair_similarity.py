@@ -17,6 +17,7 @@ from attention_service.models.inputs.images.image_decoding import decoding_bytes
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_ran
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.module_hooks import State, after, before
 
@@ -107,7 +108,7 @@ def pair_similarity_reply(
             for name, gradient in zip(embedded, gradients, strict=True)
         }
         fields["tokens"] = _by_pair([parts[kind][number] for kind, number in sides])
-    return valid(TextSimilarityReply, fields | {"ran": loaded.ran(asking, loaded.adapters.active)})
+    return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, asking, loaded.adapters.active)})
 
 
 def _embedded(loaded: LoadedModel, name: str, found: dict[str, Tensor]) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from attention_contract.schemas.analyses.effects import MAX_EFFECTS
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest, ModelSweptEdit
 from attention_contract.schemas.attention import Edit
 from attention_service.core.edits import AXES
-from attention_service.models.loaded.loaded_model import CheckedRequest
+from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_transformers.model_layers import LayerKey
 

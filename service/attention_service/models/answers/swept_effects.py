@@ -24,7 +24,9 @@ from attention_service.models.answers.swept_edits import layer_sweep
 from attention_service.models.costs.model_costs import SweepSizes
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.prediction_head import Rows
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask, OwnTexts
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.models.passes.module_taps import MODULE_TAPS
@@ -48,7 +50,7 @@ class EffectsOfSweep:
         self._loaded = loaded
         if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
             raise InvalidRequest.at("images", "the effects on one vector are measured: send a text or an image")
-        self.checked = loaded.checked(request)
+        self.checked = check_request(loaded, request)
         """The request's input and the swept layers."""
         self._sweep = layer_sweep(request, self.checked)
         self._beside = request.sweep.tap in MODULE_TAPS or any(
@@ -117,7 +119,7 @@ class EffectsOfSweep:
         texts = len(baseline)
         effects = {name: self._of_all(found, texts) for name, found in self._found.items() if found or name == "value"}
         self._pass.started = time.perf_counter() - self._seconds
-        about = loaded.about(self.checked, self._pass)
+        about = run_fields(loaded, self.checked, self._pass)
         return valid(ModelEffectsReply, fields | {"effects": valid(ModelEffects, effects)} | about)
 
     @property

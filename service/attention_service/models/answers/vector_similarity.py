@@ -15,6 +15,7 @@ from attention_service.models.answers.pair_similarity import images_of
 from attention_service.models.answers.text_embeddings import EmbeddingPlan, base_arguments, base_of, plan_texts
 from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_ran
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.module_hooks import after
 
@@ -77,7 +78,7 @@ def similarity_reply(
         (gradient,) = torch.autograd.grad(cosine.sum(), embedded)
         shares = (gradient * embedded[0]).sum(-1).detach()
         fields["tokens"] = _by_pair(shares.tolist())
-    return valid(TextSimilarityReply, fields | {"ran": loaded.ran(asking, loaded.adapters.active)})
+    return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, asking, loaded.adapters.active)})
 
 
 def _by_pair(of_texts: Sequence[Any]) -> list[list[Any]]:

@@ -9,7 +9,8 @@ from typing import Final
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.methods.recurrence import CHUNK
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.implicit_layers import is_by_channel
 

@@ -21,7 +21,8 @@ from attention_service.models.costs.implicit_costs import implicit_bytes, implic
 from attention_service.models.costs.lens_costs import check_predicts_next, lens_cost
 from attention_service.models.costs.model_pace import ModelPace
 from attention_service.models.inputs.input_stacks import SizedImage, Stack
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, TEXT, AttentionPlace, kinds_of
 from attention_service.models.passes.layer_attention import ROOM
 from attention_service.models.passes.module_taps import CHOSEN

@@ -15,6 +15,7 @@ from attention_service.models.generation.completion_objects import Json, Token
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.token_logprobs import logprob_of
 from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 
@@ -28,7 +29,7 @@ def echoed(
     pieces = _pieces(loaded.reader, ids, text)
     scores: list[Json | None] = [None] * len(ids)
     if logprobs is not None:
-        checked = loaded.checked(ModelForwardRequest(tokens=ids, edits=edits))
+        checked = check_request(loaded, ModelForwardRequest(tokens=ids, edits=edits))
         scores = _logprobs(loaded.reader, ids, every_logit(loaded, checked)[0], logprobs)
     return [
         [Token(choice, piece, at, None, one, None) for (at, piece), one in zip(pieces, scores, strict=True)]

@@ -33,6 +33,7 @@ from attention_service.models.generation.token_logprobs import logprob_of
 from attention_service.models.generation.transcription_objects import TranscriptionObjects
 from attention_service.models.generation.transcription_plan import language_of
 from attention_service.models.inputs.input_stacks import Stack
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 Objects = CompletionObjects | ResponseObjects | TranscriptionObjects
@@ -333,7 +334,7 @@ def _keep(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan,
     """Run the model over all tokens at once, and keep the run: those of a decoder are the target of the prompt."""
     pairs = loaded.reader.pairs
     kept = ModelForwardRequest(tokens=plan.rows[0] if pairs else tokens, images=[*plan.images], top_k=0, keep=True)
-    checked = replace(loaded.checked(kept), edits={} if request.attention is None else request.attention.edits)
+    checked = replace(check_request(loaded, kept), edits={} if request.attention is None else request.attention.edits)
     if pairs:
         target = Stack(torch.tensor([tokens], device=loaded.model.device), None, [[None] * len(tokens)])
         arguments = checked.inputs.arguments | {"decoder_input_ids": target.ids}

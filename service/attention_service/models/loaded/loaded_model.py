@@ -1,9 +1,7 @@
 """One whole model in a worker's process: transformers computes all but its attention, and this package's core that."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -12,102 +10,39 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.prompts import ModelInput, ModelRan
+from attention_contract.errors import AttentionError, InvalidCheckpoint
 from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS
 from attention_service.models.input_kinds import PAIRS
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.images.prompt_inputs import PromptInputs
-from attention_service.models.inputs.input_stacks import Inputs, Stack
-from attention_service.models.inputs.key_stacks import extended, joined
+from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
-from attention_service.models.loaded.adapters import Adapter, Adapters
+from attention_service.models.loaded.adapters import Adapters
 from attention_service.models.loaded.matrix_products import counted_products
-from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, not_observed
+from attention_service.models.loaded.model_attentions import find_attentions, find_mixers
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_pass import AttentionPass
-from attention_service.models.passes.attention_places import (
-    BOTH,
-    AttentionPlace,
-    kinds_of,
-)
+from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_hooks import after
 from attention_service.models.passes.module_states import ModuleStates
 from attention_service.models.passes.shared_layers import SharedLayers
-from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
-from attention_transformers.model_layers import (
-    LayerKey,
-    other_mixers,
-    type_names,
-)
+from attention_transformers.model_layers import LayerKey
 
 _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
-IMPLICIT: Final = "its weights are implicit: they may be negative, and their rows need not sum to one"
-"""The reason for which layers that mix tokens by a running state cannot answer some requests."""
 _NAMED: Final = 3
 """Tensors that an error names of those that the model leaves out."""
-_UNPACKED: Final = "dequantized from "
-"""The beginning of what ``ran`` says of the weights of a quantized checkpoint."""
 _OF_WINDOWS: Final = (
     "the layers of this model that see images attend over windows of patches that merge from layer to layer; their "
     "weights have no tokens in common, and cannot be multiplied"
 )
-
-
-@dataclass(frozen=True)
-class CheckedRequest:
-    """A request to a model, checked: its input, and the layers that it names."""
-
-    inputs: Inputs
-    places: list[AttentionPlace]
-    """The layers to answer for, in the order asked."""
-    edits: Mapping[str, Sequence[Edit]]
-    """The edits of each layer, by the text of its key."""
-    adapter: Adapter | None = None
-    """The adapter that answers; None for the base."""
-
-    @cached_property
-    def kinds(self) -> list[tuple[AttentionPlace, int]]:
-        """One layer of each kind among those to answer for, and the number of those of its kind."""
-        return kinds_of(self.places)
-
-    def bound(self, place: AttentionPlace) -> BoundRequest:
-        """The attention of a layer over this input, without numbers."""
-        queries, keys = self.stack(place.queries), self.keys(place)
-        return place.bound(len(queries.ids), queries.length, keys.length, batched=self.several(place))
-
-    def keys(self, place: AttentionPlace) -> Stack:
-        """The keys of a layer: tokens, and those that stand for several tokens or are those of another text."""
-        if place.keys == BOTH and self.inputs.target is not None:
-            return joined(self.inputs.target, self.inputs.text)
-        stack = self.stack(place.keys)
-        return stack if place.compression is None else extended(stack, place.compression)
-
-    def stack(self, name: str | None) -> Stack:
-        """The tokens of queries, or of keys that are the tokens of one text."""
-        own = {"target": self.inputs.target, "media": self.inputs.media}.get(name or "")
-        return self.inputs.text if own is None else own
-
-    @property
-    def repeats(self) -> bool:
-        """True if its texts can come several times in one pass, one batch behind the other."""
-        inputs = self.inputs
-        beside = inputs.media is not None and inputs.media is not inputs.predicted
-        return not beside and all(len(x) == len(inputs.predicted.ids) for x in inputs.arguments.values())
-
-    def several(self, place: AttentionPlace) -> bool:
-        """True if the results of a layer have a batch dimension."""
-        return self.inputs.several or self.stack(place.queries) is self.inputs.media
 
 
 class LoadedModel:
@@ -149,7 +84,7 @@ class LoadedModel:
         self.head = PredictionHead.of(model)
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
-        self._in_parts: dict[str, str] = {}
+        self.in_parts: dict[str, str] = {}
         """The layers that see images in windows, or in patches that merge between layers, with the reason."""
         self.short_products: dict[nn.Module, int] = {}
         """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
@@ -179,7 +114,7 @@ class LoadedModel:
         if isinstance(self.reader, EncoderInputs | PromptInputs | PairInputs | SoundPrompts) and of_media:
             known = self.reader.find_parts(of_media, partial(self.run, asking=AttentionPass({})))
             if not known:
-                self._in_parts = {str(place.key): _OF_WINDOWS for place in of_media}
+                self.in_parts = {str(place.key): _OF_WINDOWS for place in of_media}
                 self.places = {key: place for key, place in self.places.items() if place not in of_media}
         first = next(iter(self.places.values()), None)
         if isinstance(self.reader, SoundInputs) and first is not None and first.queries != "text":
@@ -257,12 +192,6 @@ class LoadedModel:
         names = ", ".join(self.left_out[:_NAMED]) + (", …" if len(self.left_out) > _NAMED else "")
         return f"{reason} ({names} are left out of the checkpoint: left_out of the model)"
 
-    def weights_with(self, adapter: Adapter | None) -> str:
-        """The numbers of a pass of the model, or of one of its adapters."""
-        if adapter is None:
-            return self.weights
-        return f"{self.weights if self.weights.startswith(_UNPACKED) else 'base'} + adapter {adapter.name}"
-
     def take_recording(self) -> RecordingFile | None:
         """Return the recording of the last request, which is then kept no longer; None if it made none."""
         recording, self.recording = self.recording, None
@@ -271,40 +200,6 @@ class LoadedModel:
     def close(self) -> None:
         """Forget the attention function; the model cannot run any more."""
         self.attention.remove()
-
-    def info(self) -> dict[str, Any]:
-        """The fields of ``ModelInfo`` that the model itself knows."""
-        seen = self.places.keys() | self.implicit.keys()
-        others = {str(number): kind for number, kind in other_mixers(self.model).items()}
-        others = {number: kind for number, kind in others.items() if number not in seen}
-        return {
-            "architecture": type(self.model).__name__,
-            "model_type": self.model.config.model_type,
-            "takes": self.reader.takes,
-            "generates": bool(self.model.can_generate()),
-            "predicts": self.head.predicts,
-            "classes": [*self.head.classes[:LISTED_CLASSES]],
-            "dtype": torch_dtype_name(self.model.dtype),
-            "device": ", ".join(places_of_parts(self.model)) or str(self.device.torch),
-            "bytes": self.bytes,
-            "max_length": self.reader.max_length,
-            "left_out": self.left_out[:LISTED_TENSORS],
-            "layers": [place.described for place in self.all_places],
-            "attention": self.attention.way,
-            "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | self._in_parts,
-            "unseen": sorted({*others.values()}.union(type_names(not_observed(self.model, self.all_places)))),
-        }
-
-    def unseen(self) -> dict[LayerKey, str]:
-        """The layers whose weights no recording holds, as they are not of pairs of tokens, and the reason."""
-        kinds = other_mixers(self.model)
-        others = {number: _no_pairs(kind) for number, kind in kinds.items()}
-        others |= {place.key: IMPLICIT for place in self.implicit.values() if isinstance(place.key, int)}
-        found: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in self.places}
-        for place in self.places.values():
-            if place.keys_of != "tokens":
-                found[place.key] = f"its keys are those of {place.keys_of}"
-        return found
 
     @cached_property
     def all_places(self) -> list[AttentionPlace]:
@@ -316,31 +211,6 @@ class LoadedModel:
             found.append(place)
         last = next((index for index, place in enumerate(found) if place.queries == "media"), len(found))
         return [*found[:last], *waiting, *found[last:]]
-
-    def checked(self, request: ModelInput, answers: Callable[[AttentionPlace], bool] | None = None) -> CheckedRequest:
-        """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault.
-
-        ``answers``: true for a layer with implicit weights that can answer the request, so that it is one of ``all``;
-        None for a request that such layers cannot answer.
-        """
-        inputs = self.reader.read(request)
-        absent = self.reader.absent(inputs)
-        if request.layers == "all":
-            every = self.places.values() if answers is None else self.all_places
-            places = [place for place in every if absent is None or place.queries != absent]
-            places = [place for place in places if place.mixes == "attention" or (answers and answers(place))]
-        else:
-            places = [self._present(key, f"layers.{index}", absent) for index, key in enumerate(request.layers)]
-        for index, place in enumerate(places):
-            if answers is None and place.mixes != "attention":
-                raise InvalidRequest.at(f"layers.{index}", f"layer {place.key}: {IMPLICIT}; leave the layer out")
-        checked = CheckedRequest(inputs, places, request.edits, self.adapters.active)
-        for key, edits in request.edits.items():
-            place = self._present(key, f"edits.{key}", absent)
-            if answers is None and place.mixes != "attention":
-                raise InvalidRequest.at(f"edits.{key}", f"layer {place.key}: {IMPLICIT}; leave its edits out")
-            place.check_edits(edits, checked.bound(place))
-        return checked
 
     def run(
         self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, logits: Tensor | None = None,
@@ -370,58 +240,9 @@ class LoadedModel:
             found["logits_to_keep"] = logits.to(self.model.device)
         return found
 
-    def about(self, checked: CheckedRequest, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
-        """The fields of a reply that tell of the input and of the run; ``joined``: the requests that shared it."""
-        inputs = checked.inputs
-        labels = {"labels": self.reader.labels(inputs.predicted)}
-        if inputs.target is not None:
-            labels["encoder_labels"] = self.reader.labels(inputs.text)
-        fields: dict[str, Any] = {name: value if inputs.several else value[0] for name, value in labels.items()}
-        if inputs.media is not None:
-            name = "audio_labels" if isinstance(self.reader, SoundPrompts) else "image_labels"
-            fields[name] = self.reader.labels(inputs.media)
-        keys = {str(place.key): checked.keys(place) for place in checked.places if place.keys_of != "tokens"}
-        named = {key: self.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
-        if named:
-            fields["key_labels"] = {key: value if inputs.several else value[0] for key, value in named.items()}
-        return fields | {"ran": self.ran(asking, checked.adapter, joined)}
-
-    def ran(self, asking: AttentionPass, adapter: Adapter | None, joined: int = 1) -> ModelRan:
-        """The run of a pass, by the model or by one of its adapters."""
-        return ModelRan(
-            model=self.name,
-            architecture=type(self.model).__name__,
-            device=str(self.device.torch),
-            dtype=torch_dtype_name(self.model.dtype),
-            kernels=list(asking.kernels),
-            compute_ms=1e3 * (time.perf_counter() - asking.started),
-            queue_ms=0.0,
-            peak_bytes=0,
-            joined=joined,
-            weights=self.weights_with(adapter),
-        )
-
-    def _present(self, key: LayerKey, param: str, absent: str | None) -> AttentionPlace:
-        """An attention that an input passes. ``absent``: the tokens that it does not have."""
-        place = self._place(key, param)
-        if absent is not None and place.queries == absent:
-            does = self.reader.senses if absent == "media" else "reads texts"
-            raise InvalidRequest.at(param, f"layer {place.key} {does}; send one")
-        return place
-
     def place_of(self, key: LayerKey) -> AttentionPlace:
         """The layer of a key. Raises KeyError."""
         return self.places.get(str(key)) or self.implicit[str(key)]
-
-    def _place(self, key: LayerKey, param: str) -> AttentionPlace:
-        place = self.places.get(str(key)) or self.implicit.get(str(key))
-        if place is None and str(key) in self._in_parts:
-            raise InvalidRequest.at(param, self._in_parts[str(key)])
-        if place is None:
-            known = [str(each.key) for each in self.all_places]
-            reason = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
-            raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {reason}")
-        return place
 
     def begins_at(self, layer: int, *, narrow: bool = False) -> bool:
         """True if copies of a text may share the layers before this one: see ``SharedLayers.is_able``."""
@@ -457,11 +278,6 @@ class LoadedModel:
         with counted_products(self.model) as self.short_products:
             called = part or self.reader.module(self.model, arguments)
             return called(**self.options(arguments, whole=part is None), **more)
-
-
-def _no_pairs(kind: str) -> str:
-    """The reason for which a layer of another kind has no weights."""
-    return f"{kind} has no weights of pairs of tokens"
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:

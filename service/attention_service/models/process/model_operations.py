@@ -21,7 +21,6 @@ from attention_contract.schemas.openai_api.transcriptions import TranscriptionRe
 from attention_contract.schemas.prompts import AudioBytes, ImageBytes, ModelInput, images_in, sounds_in
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.wire import JSON, from_body
-from attention_service.models.answers.answering_layers import read_request
 from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
@@ -48,20 +47,18 @@ from attention_service.models.answers.vector_similarity import plan_similarity, 
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
-from attention_service.models.generation.generation_plan import (
-    GenerationPlan,
-    GenerationRequest,
-    TextRequest,
-    plan_generation,
-)
+from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest, plan_generation
 from attention_service.models.generation.model_responses import chat_of, plan_response
+from attention_service.models.generation.sampling import TextRequest
 from attention_service.models.generation.transcription_plan import plan_transcription
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.loaded.adapters import Adapter, needed_bytes
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest, read_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.answered_contexts import AnswerGeneration, generating, staged
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.models.process.turns import lines_of
@@ -97,7 +94,7 @@ class ServedModel:
 
     def info(self) -> dict[str, Any]:
         """Return the fields of ModelInfo that the model itself knows."""
-        found = self.loaded.info()
+        found = model_info(self.loaded)
         return found | {"layers": [each.model_dump() for each in found["layers"]]}
 
     def held_bytes(self) -> int | None:

@@ -8,7 +8,7 @@ import torch
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import Edit, Select, Tap, TokenLabels
 from attention_contract.spec import AttentionSpec
-from attention_service.core.attention import taps_of
+from attention_service.core.attention import has_implicit_weights, taps_of
 from attention_service.core.edits import AXES
 from attention_service.core.methods import approximation_of
 from attention_service.core.problem import Selection
@@ -37,11 +37,6 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
     raise InvalidRequest.at(
         param, f"{tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; leave it out"
     )
-
-
-def has_implicit_weights(spec: AttentionSpec) -> bool:
-    """True if a method gives this spec implicit weights."""
-    return approximation_of(spec) is not None and "weights" in taps_of(spec)
 
 
 def computes_pairs(spec: AttentionSpec, taps: Iterable[str], edits: Iterable[Edit]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.schemas.weights import WeightsRequest
-from attention_service.core.attention import with_implicit_weights
+from attention_service.core.attention import has_implicit_weights, with_implicit_weights
 from attention_service.core.blocks import tiles
 from attention_service.core.edits import BoundEdit
 from attention_service.core.inspection.weights import (
@@ -42,7 +42,6 @@ from attention_service.runtime.binding.selection import (
     check_edits,
     check_labels,
     check_tap,
-    has_implicit_weights,
 )
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute

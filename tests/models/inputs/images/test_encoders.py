@@ -25,6 +25,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 
@@ -168,7 +169,7 @@ def test_edits_and_costs_of_an_encoder():
     )
     assert forward_reply(model, request).predictions[0].divergence > 0
     costs = ModelCosts(model)
-    assert costs.needed_bytes(model.checked(request), request) > 0
+    assert costs.needed_bytes(check_request(model, request), request) > 0
 
 
 @pytest.mark.parametrize(
@@ -210,5 +211,5 @@ def test_classifiers_are_loaded_with_their_classes(name, tmp_path):
     expected = own(**resizes(images=[noise()], return_tensors="pt"), output_attentions=True)
     np.testing.assert_allclose(reply.logits[0], expected.logits[0], atol=1e-5)
     np.testing.assert_allclose(reply.layers[0].weights, expected.attentions[0][0], atol=1e-5)
-    assert ModelCosts(model).needed_bytes(model.checked(request), request) > 0
+    assert ModelCosts(model).needed_bytes(check_request(model, request), request) > 0
     model.close()

@@ -16,6 +16,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.inputs.images.image_decoding import decoding_bytes
+from attention_service.models.loaded.checked_request import check_request
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
 TEXT = "what is on the mat"
@@ -32,7 +33,7 @@ def asked(*sizes, **options):
 def planned(model, request):
     """Return the plan of a real request, as the model's process makes it."""
     decoding = decoding_bytes(request.images, model.reader.edge) if request.images else 0
-    return max(decoding, ModelCosts(model).needed_bytes(model.checked(request), request))
+    return max(decoding, ModelCosts(model).needed_bytes(check_request(model, request), request))
 
 
 def eager_flops(model, arguments):
@@ -103,7 +104,7 @@ def test_the_memory_told_is_that_of_a_real_plan_and_holds_what_a_pass_allocates(
     told = ModelCosts(model).report(asked(*[size] * images, length=5, weights=weights), ROOM)
     plan = planned(model, request)
     assert plan <= told.prefill.peak_bytes <= max(1.3 * plan, plan + 2**20)
-    read = model.checked(request)
+    read = check_request(model, request)
     reply = (weights_reply if weights else forward_reply)(model, request, read)
     [held] = peaks([lambda: (weights_reply if weights else forward_reply)(model, request, read)])
     held += 2 * sum(layer.weights.nbytes for layer in reply.layers)  # the reply: in this process and in the server's

@@ -16,7 +16,9 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.module_hooks import before
 from attention_service.runtime.device.torch_device import Device
 
@@ -204,7 +206,9 @@ def test_statistics_costs_and_a_recording_of_a_prompt():
     near(recording.layers["0.weights"], reply.layers[0].weights)
     costs = ModelCosts(model)
     plain = ModelWeightsRequest(text=TEXT)
-    assert costs.needed_bytes(model.checked(request), request) > costs.needed_bytes(model.checked(plain), plain)
+    assert costs.needed_bytes(check_request(model, request), request) > costs.needed_bytes(
+        check_request(model, plain), plain
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +263,7 @@ def test_a_model_whose_images_cannot_be_read_reads_text_and_says_why():
         forward_reply(model, ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
         forward_reply(loaded("gemma3"), ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
     )
-    assert "images" not in model.info()["takes"]
+    assert "images" not in model_info(model)["takes"]
     with pytest.raises(InvalidRequest, match="cannot be read here") as fault:
         forward_reply(model, ModelForwardRequest(text=TEXT, images=[sent(noise())]))
     assert fault.value.param == "images"

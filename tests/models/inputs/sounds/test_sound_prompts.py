@@ -19,6 +19,7 @@ from attention_service.models.answers.model_inspection import forward_reply, wei
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.process.model_operations import lines_of
 
 TEXT = "what is heard ?"
@@ -170,7 +171,7 @@ def test_gradients_reach_the_seconds_that_a_word_depends_on(kind):
 )
 def test_what_does_not_fit_is_refused_by_name(request_, param):
     with pytest.raises(InvalidRequest) as fault:
-        loaded("qwen2_audio").checked(ModelForwardRequest(**request_))
+        check_request(loaded("qwen2_audio"), ModelForwardRequest(**request_))
     assert fault.value.facts.get("param", fault.value.param) == param
 
 
@@ -183,4 +184,4 @@ def test_a_text_alone_and_tokens_with_a_sound_are_read_too():
     again = ModelForwardRequest(tokens=first.labels.ids, audio=[sent(speech(1.0))], return_=["logits"])
     assert np.array_equal(forward_reply(model, again).logits, first.logits)
     costs = ModelCosts(model)
-    assert costs.needed_bytes(model.checked(again), again) > 2**20
+    assert costs.needed_bytes(check_request(model, again), again) > 2**20

@@ -29,6 +29,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # of PyTorch, for WavLM
@@ -256,7 +257,7 @@ def test_edits_statistics_recordings_and_costs():
     )  # fmt: skip
     assert forward_reply(model, request).predictions[0].divergence > 0
     costs = ModelCosts(model)
-    asked = model.checked(request)
+    asked = check_request(model, request)
     assert costs.needed_bytes(asked, request) > 4 * 4 * asked.inputs.text.length**2  # scores of the encoder
     weights_reply(model, ModelWeightsRequest(audio=[sent(speech())], target="the", keep=True))
     recording = model.take_recording()

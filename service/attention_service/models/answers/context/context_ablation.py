@@ -10,6 +10,7 @@ from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.answers.given_answers import answer_logs, answer_places
 from attention_service.models.inputs.input_stacks import Inputs, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_transformers.model_layers import LayerKey
 
@@ -24,7 +25,7 @@ def joins(loaded: LoadedModel, plan: ContextPlan) -> bool:
     without keys pass over padding.
     """
     mixes = {place.mixes for place in loaded.places.values()} - {"attention"}
-    if mixes or loaded.info()["unseen"]:
+    if mixes or model_info(loaded)["unseen"]:
         return False
     computed = loaded.attention.way == "computed" and not set(plan.inputs.arguments) - _ARGUMENTS
     return computed and all(place.keys_of == "tokens" for place in plan.places)

@@ -15,7 +15,9 @@ from attention_service.models.answers.context.sentence_spans import sentence_spa
 from attention_service.models.answers.given_answers import answer_ids, check_answers
 from attention_service.models.inputs.conversations import ANSWER, ChatForm
 from attention_service.models.inputs.input_stacks import Inputs, Tokens
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest, check_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.attention_places import AttentionPlace, kinds_of
 
 Characters = tuple[int, int]
@@ -160,7 +162,7 @@ class _Read(NamedTuple):
 
 def _read_text(loaded: LoadedModel, request: ContextRequest) -> _Read:
     text = request.text or "".join(each.text or "" for each in request.sources or ())
-    checked = loaded.checked(ModelForwardRequest(text=text, answer=request.answer))
+    checked = check_request(loaded, ModelForwardRequest(text=text, answer=request.answer))
     return _Read(text, [(0, len(text), "")], checked, request.answer)
 
 
@@ -169,7 +171,7 @@ def _read_messages(loaded: LoadedModel, request: ContextRequest) -> _Read:
     if request.answer is not None:
         messages.append(Message(role="assistant", content=request.answer))
     given = ModelForwardRequest(messages=messages, chat_template_kwargs=request.chat_template_kwargs)
-    checked = loaded.checked(given)
+    checked = check_request(loaded, given)
     written = loaded.reader.conversation(messages, ChatForm.of(given), parted=True)
     own = [each for each in written.parts if each[2] == ANSWER]
     if not own:
@@ -247,7 +249,7 @@ def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextP
             if place.taps is not None:
                 place.check_tap("weights", wanted["hidden"])
         others = {each.mixes for each in loaded.places.values() if each.mixes != "attention"}
-        if unseen := [*loaded.info()["unseen"], *sorted(others)]:
+        if unseen := [*model_info(loaded)["unseen"], *sorted(others)]:
             raise InvalidRequest.at(
                 wanted["hidden"],
                 f"its layers {', '.join(unseen)} read a text without keys that could be hidden; leave hidden out of "

@@ -29,6 +29,7 @@ from attention_service.models.answers.context.context_costs import ContextSizes,
 from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass
 
 
@@ -125,7 +126,7 @@ class ContextRun:
             fields["ablation"] = valid(Ablation, without)
         whole = AttentionPass({})
         whole.kernels = self._kernels
-        about = self._loaded.about(plan.checked, whole)
+        about = run_fields(self._loaded, plan.checked, whole)
         about["ran"] = about["ran"].model_copy(update={"compute_ms": self._compute_ms})
         return valid(ContextReply, fields | about)
 

@@ -30,7 +30,9 @@ from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.residual_stream import Branch, ResidualStream, Unembedding
 from attention_service.models.costs.lens_costs import LensCost, lens_cost
 from attention_service.models.inputs.prediction_head import Places, places_of, rows_at
-from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.loaded.checked_request import CheckedRequest, check_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace, turns_of
 from attention_service.models.passes.layer_states import LayerStates
@@ -83,7 +85,7 @@ def plan_lens(
     """Check a request. Raises InvalidRequest that names the field at fault."""
     if request.layers == "all":
         request = request.model_copy(update={"layers": [*stream.places]})
-    checked = loaded.checked(request)
+    checked = check_request(loaded, request)
     for index, place in enumerate(checked.places):
         if place.key not in stream.places:
             raise InvalidRequest.at(
@@ -151,7 +153,7 @@ class LensRun:
             "targets": plan.targets,
             "names": self._named(),
         }
-        return valid(ModelLensReply, fields | loaded.about(plan.checked, self._asking))
+        return valid(ModelLensReply, fields | run_fields(loaded, plan.checked, self._asking))
 
     def _named(self) -> dict[str, str]:
         ids = sorted(self._names)

@@ -1,0 +1,148 @@
+"""A request to a model, checked: its input, and the layers that it names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.prompts import ModelInput
+from attention_service.core.inspection.statistics import SIGNED_STATISTICS
+from attention_service.models.inputs.input_stacks import Inputs, Stack
+from attention_service.models.inputs.key_stacks import extended, joined
+from attention_service.models.loaded.adapters import Adapter
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
+from attention_service.models.passes.implicit_layers import is_by_channel
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_transformers.model_layers import LayerKey
+
+IMPLICIT: Final = "its weights are implicit: they may be negative, and their rows need not sum to one"
+"""The reason for which layers that mix tokens by a running state cannot answer some requests."""
+
+_OF_ALL = frozenset({"logits", "pooled", "tokens", "embeddings"})
+"""Names of what no layer has."""
+LayerRequest = ModelForwardRequest | ModelWeightsRequest | ModelGradientsRequest
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A request to a model, checked: its input, and the layers that it names."""
+
+    inputs: Inputs
+    places: list[AttentionPlace]
+    """The layers to answer for, in the order asked."""
+    edits: Mapping[str, Sequence[Edit]]
+    """The edits of each layer, by the text of its key."""
+    adapter: Adapter | None = None
+    """The adapter that answers; None for the base."""
+
+    @cached_property
+    def kinds(self) -> list[tuple[AttentionPlace, int]]:
+        """One layer of each kind among those to answer for, and the number of those of its kind."""
+        return kinds_of(self.places)
+
+    def bound(self, place: AttentionPlace) -> BoundRequest:
+        """The attention of a layer over this input, without numbers."""
+        queries, keys = self.stack(place.queries), self.keys(place)
+        return place.bound(len(queries.ids), queries.length, keys.length, batched=self.several(place))
+
+    def keys(self, place: AttentionPlace) -> Stack:
+        """The keys of a layer: tokens, and those that stand for several tokens or are those of another text."""
+        if place.keys == BOTH and self.inputs.target is not None:
+            return joined(self.inputs.target, self.inputs.text)
+        stack = self.stack(place.keys)
+        return stack if place.compression is None else extended(stack, place.compression)
+
+    def stack(self, name: str | None) -> Stack:
+        """The tokens of queries, or of keys that are the tokens of one text."""
+        own = {"target": self.inputs.target, "media": self.inputs.media}.get(name or "")
+        return self.inputs.text if own is None else own
+
+    @property
+    def repeats(self) -> bool:
+        """True if its texts can come several times in one pass, one batch behind the other."""
+        inputs = self.inputs
+        beside = inputs.media is not None and inputs.media is not inputs.predicted
+        return not beside and all(len(x) == len(inputs.predicted.ids) for x in inputs.arguments.values())
+
+    def several(self, place: AttentionPlace) -> bool:
+        """True if the results of a layer have a batch dimension."""
+        return self.inputs.several or self.stack(place.queries) is self.inputs.media
+
+
+def check_request(
+    loaded: LoadedModel, request: ModelInput, answers: Callable[[AttentionPlace], bool] | None = None
+) -> CheckedRequest:
+    """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault.
+
+    ``answers``: true for a layer with implicit weights that can answer the request, so that it is one of ``all``;
+    None for a request that such layers cannot answer.
+    """
+    inputs = loaded.reader.read(request)
+    absent = loaded.reader.absent(inputs)
+    if request.layers == "all":
+        every = loaded.places.values() if answers is None else loaded.all_places
+        places = [place for place in every if absent is None or place.queries != absent]
+        places = [place for place in places if place.mixes == "attention" or (answers and answers(place))]
+    else:
+        places = [_present(loaded, key, f"layers.{index}", absent) for index, key in enumerate(request.layers)]
+    for index, place in enumerate(places):
+        if answers is None and place.mixes != "attention":
+            raise InvalidRequest.at(f"layers.{index}", f"layer {place.key}: {IMPLICIT}; leave the layer out")
+    checked = CheckedRequest(inputs, places, request.edits, loaded.adapters.active)
+    for key, edits in request.edits.items():
+        place = _present(loaded, key, f"edits.{key}", absent)
+        if answers is None and place.mixes != "attention":
+            raise InvalidRequest.at(f"edits.{key}", f"layer {place.key}: {IMPLICIT}; leave its edits out")
+        place.check_edits(edits, checked.bound(place))
+    return checked
+
+
+def read_request(loaded: LoadedModel, request: LayerRequest) -> CheckedRequest:
+    """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
+
+    def answers(place: AttentionPlace) -> bool:
+        return _answers(place, request)
+
+    checked = check_request(loaded, request, answers)
+    if getattr(request, "keep", False):
+        for index, place in enumerate(checked.places):
+            if place.mixes != "attention":
+                raise InvalidRequest.at(
+                    f"layers.{index}", f"no recording holds layer {place.key}: {IMPLICIT}; leave keep or the layer out"
+                )
+    return checked
+
+
+def _answers(place: AttentionPlace, request: LayerRequest) -> bool:
+    """True if a layer with implicit weights can answer a request; one with weights by channel has too many for all."""
+    named = {*getattr(request, "return_", ()), *getattr(request, "wrt", ())}
+    if is_by_channel(place.module) and (isinstance(request, ModelWeightsRequest) or "weights" in named):
+        return False
+    if isinstance(request, ModelWeightsRequest):
+        signed = SIGNED_STATISTICS.issuperset(request.statistics or ())
+        return not request.keep and (request.normalize is not None or signed)
+    return not getattr(request, "keep", False) and named - _OF_ALL <= (place.taps or frozenset())
+
+
+def _present(loaded: LoadedModel, key: LayerKey, param: str, absent: str | None) -> AttentionPlace:
+    """An attention that an input passes. ``absent``: the tokens that it does not have."""
+    place = _place(loaded, key, param)
+    if absent is not None and place.queries == absent:
+        does = loaded.reader.senses if absent == "media" else "reads texts"
+        raise InvalidRequest.at(param, f"layer {place.key} {does}; send one")
+    return place
+
+
+def _place(loaded: LoadedModel, key: LayerKey, param: str) -> AttentionPlace:
+    place = loaded.places.get(str(key)) or loaded.implicit.get(str(key))
+    if place is None and str(key) in loaded.in_parts:
+        raise InvalidRequest.at(param, loaded.in_parts[str(key)])
+    if place is None:
+        known = [str(each.key) for each in loaded.all_places]
+        reason = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
+        raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {reason}")
+    return place

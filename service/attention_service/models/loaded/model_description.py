@@ -1,0 +1,100 @@
+"""A loaded model in words: the fields that it knows of ModelInfo, and those of replies about an input and a run."""
+
+import time
+from typing import Any, Final
+
+from attention_contract.schemas.prompts import ModelRan
+from attention_service.core.tensors import torch_dtype_name
+from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS
+from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
+from attention_service.models.loaded.adapters import Adapter
+from attention_service.models.loaded.checked_request import IMPLICIT, CheckedRequest
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_attentions import not_observed
+from attention_service.models.loaded.model_loading import places_of_parts
+from attention_service.models.passes.attention_pass import AttentionPass
+from attention_transformers.model_layers import LayerKey, other_mixers, type_names
+
+_UNPACKED: Final = "dequantized from "
+"""The beginning of what ``ran`` says of the weights of a quantized checkpoint."""
+
+
+def model_info(loaded: LoadedModel) -> dict[str, Any]:
+    """The fields of ``ModelInfo`` that the model itself knows."""
+    seen = loaded.places.keys() | loaded.implicit.keys()
+    others = {str(number): kind for number, kind in other_mixers(loaded.model).items()}
+    others = {number: kind for number, kind in others.items() if number not in seen}
+    return {
+        "architecture": type(loaded.model).__name__,
+        "model_type": loaded.model.config.model_type,
+        "takes": loaded.reader.takes,
+        "generates": bool(loaded.model.can_generate()),
+        "predicts": loaded.head.predicts,
+        "classes": [*loaded.head.classes[:LISTED_CLASSES]],
+        "dtype": torch_dtype_name(loaded.model.dtype),
+        "device": ", ".join(places_of_parts(loaded.model)) or str(loaded.device.torch),
+        "bytes": loaded.bytes,
+        "max_length": loaded.reader.max_length,
+        "left_out": loaded.left_out[:LISTED_TENSORS],
+        "layers": [place.described for place in loaded.all_places],
+        "attention": loaded.attention.way,
+        "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | loaded.in_parts,
+        "unseen": sorted({*others.values()}.union(type_names(not_observed(loaded.model, loaded.all_places)))),
+    }
+
+
+def unseen_layers(loaded: LoadedModel) -> dict[LayerKey, str]:
+    """The layers whose weights no recording holds, as they are not of pairs of tokens, and the reason."""
+    kinds = other_mixers(loaded.model)
+    others = {number: _no_pairs(kind) for number, kind in kinds.items()}
+    others |= {place.key: IMPLICIT for place in loaded.implicit.values() if isinstance(place.key, int)}
+    found: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in loaded.places}
+    for place in loaded.places.values():
+        if place.keys_of != "tokens":
+            found[place.key] = f"its keys are those of {place.keys_of}"
+    return found
+
+
+def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
+    """The fields of a reply that tell of the input and of the run; ``joined``: the requests that shared it."""
+    inputs = checked.inputs
+    labels = {"labels": loaded.reader.labels(inputs.predicted)}
+    if inputs.target is not None:
+        labels["encoder_labels"] = loaded.reader.labels(inputs.text)
+    fields: dict[str, Any] = {name: value if inputs.several else value[0] for name, value in labels.items()}
+    if inputs.media is not None:
+        name = "audio_labels" if isinstance(loaded.reader, SoundPrompts) else "image_labels"
+        fields[name] = loaded.reader.labels(inputs.media)
+    keys = {str(place.key): checked.keys(place) for place in checked.places if place.keys_of != "tokens"}
+    named = {key: loaded.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
+    if named:
+        fields["key_labels"] = {key: value if inputs.several else value[0] for key, value in named.items()}
+    return fields | {"ran": model_ran(loaded, asking, checked.adapter, joined)}
+
+
+def model_ran(loaded: LoadedModel, asking: AttentionPass, adapter: Adapter | None, joined: int = 1) -> ModelRan:
+    """The run of a pass, by the model or by one of its adapters."""
+    return ModelRan(
+        model=loaded.name,
+        architecture=type(loaded.model).__name__,
+        device=str(loaded.device.torch),
+        dtype=torch_dtype_name(loaded.model.dtype),
+        kernels=list(asking.kernels),
+        compute_ms=1e3 * (time.perf_counter() - asking.started),
+        queue_ms=0.0,
+        peak_bytes=0,
+        joined=joined,
+        weights=weights_with(loaded, adapter),
+    )
+
+
+def weights_with(loaded: LoadedModel, adapter: Adapter | None) -> str:
+    """The numbers of a pass of the model, or of one of its adapters."""
+    if adapter is None:
+        return loaded.weights
+    return f"{loaded.weights if loaded.weights.startswith(_UNPACKED) else 'base'} + adapter {adapter.name}"
+
+
+def _no_pairs(kind: str) -> str:
+    """The reason for which a layer of another kind has no weights."""
+    return f"{kind} has no weights of pairs of tokens"

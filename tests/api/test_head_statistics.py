@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import somersd
 
 from attention_service.core.blocks import tiles
 from attention_service.core.inspection.statistics import CLASS_SHARES, HEAD_STATISTICS
@@ -45,7 +46,36 @@ def by_loops(weights, tokens, real):
         found |= {"max_weight": max(weights[i]), "effective_keys": np.exp(found["entropy"])}
         for name, value in found.items():
             rows.setdefault(name, []).append(value)
-    return {name: np.mean(values) for name, values in rows.items()}
+    return {name: np.mean(values) for name, values in rows.items()} | {"alignment": ordered(weights[:real])}
+
+
+def ordered(weights):
+    """Somers' D of the key on the query, by a loop over pairs of queries and of keys; rows sum to one."""
+    found = []
+    for one in range(len(weights)):
+        for later in range(one + 1, len(weights)):
+            signs = [
+                weights[one][i] * weights[later][j] * np.sign(j - i)
+                for i in range(len(weights[one])) for j in range(len(weights[one]))
+            ]  # fmt: skip
+            found.append(sum(signs))
+    return np.mean(found)
+
+
+def test_alignment_is_somers_d(rng):
+    """Of counts of keys by query: scipy's takes a table of integers."""
+    counts = rng.integers(0, 9, (6, 1))
+    table = np.stack([rng.multinomial(40, rng.dirichlet(np.ones(5))) for _ in counts])
+    assert ordered(table / 40) == pytest.approx(somersd(table).statistic)
+
+
+@pytest.mark.parametrize(("q", "expected"), [([0, 1, 2, 3], 1.0), ([3, 2, 1, 0], -1.0), ([1, 1, 1, 1], 0.0)])
+def test_alignment_of_heads_that_look_forward_back_and_at_one_key(http, q, expected):
+    keys, queries = np.eye(4), 1e3 * np.eye(4)[q]
+    fields = {"query": queries.tolist(), "key": keys.tolist(), "value": keys.tolist(), "statistics": ["alignment"]}
+    assert post(http, "/v1/attention/weights", **fields)["statistics"]["alignment"] == pytest.approx(expected, abs=1e-6)
+    single = fields | {"query": queries[:1].tolist()}
+    assert post(http, "/v1/attention/weights", **single)["statistics"]["alignment"] == "NaN"
 
 
 @pytest.mark.parametrize("causal", [False, True])

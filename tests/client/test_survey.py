@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from attention_client import AsyncClient, Client, InvalidRequest
 from attention_client.calls.method import run as run_flow
 from attention_client.survey import SurveyedHead, shipped_texts
-from attention_client.survey.head_survey import HeadSurvey
+from attention_client.survey.head_survey import SURVEYED, HeadSurvey
 from attention_client.survey.headvis_files import exported
 from tests.client.cli.command_line import invoke
 from tests.client.tiny_models import tokenizer
@@ -79,7 +79,7 @@ def by_loops(name, ids, weights):
 @pytest.mark.slow
 def test_every_statistic_is_that_of_single_requests_and_a_distribution_is_of_them(models, survey):
     assert list(survey.heads) == HEADS
-    assert len(survey.values) == 13
+    assert list(survey.values) == SURVEYED
     single = [models.weights("exact", text, statistics=[*survey.values], return_weights=False) for text in TEXTS]
     for name, values in survey.values.items():
         expected = np.array(

@@ -146,7 +146,8 @@ def test_a_module_reads_the_states_of_the_sentence(visit, recorded):
 
 STATISTICS = [
     "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
-    "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "classes",
+    "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "alignment",
+    "classes",
 ]  # fmt: skip
 
 

@@ -80,6 +80,18 @@ describe("statistics of a head", () => {
   });
 });
 
+describe("alignment", () => {
+  it("is 1 for a head that goes forward, -1 for one that goes back, and 0 for one that stays", () => {
+    expect(statistics(of([[1, 0, 0], [0, 1, 0], [0, 0, 1]])).alignment).toBeCloseTo(1, 6);
+    expect(statistics(of([[0, 0, 1], [0, 1, 0], [1, 0, 0]])).alignment).toBeCloseTo(-1, 6);
+    expect(statistics(of([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])).alignment).toBeCloseTo(0, 6);
+    expect(statistics(of([[1, 0, 0]])).alignment).toBeNaN();
+  });
+  it("is the mean over pairs of queries", () => {
+    expect(statistics(of([[1, 0, 0], [0.25, 0.75, 0], [0, 1, 0]])).alignment).toBeCloseTo((0.75 + 1 + 0.25) / 3, 6);
+  });
+});
+
 describe("induction", () => {
   it("is the share behind an earlier equal token", () => {
     const found = statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), { queries: ["a", "b", "a"], keys: ["a", "b", "a"] });

@@ -11,8 +11,8 @@ from attention_contract.tensors import BoolArray, FloatArray, IntArray
 
 StatisticName = Literal[
     "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
-    "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "classes",
-    "sink_mass", "chosen_share",
+    "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "alignment",
+    "classes", "sink_mass", "chosen_share",
 ]  # fmt: skip
 """The statistics of a head."""
 OF_SOME_ATTENTIONS: Final = frozenset({"sink_mass", "chosen_share"})
@@ -116,6 +116,11 @@ class HeadStatistics(WireModel):
     """The share of the keys before the query that have its token. Source: Wang et al. 2023."""
     induction: IfRequested[FloatArray] = ABSENT
     """The share of the keys right after a key before the query that has its token. Source: Olsson et al. 2022."""
+    alignment: IfRequested[FloatArray] = ABSENT
+    """The mean over pairs of queries, i' before i, of P(i looks behind i') − P(i looks before i'), where each looks at
+    one key that is drawn by its shares. 1 for a head whose every query looks behind the earlier ones, as one that
+    follows a sound in time; 0 if all look at the same keys; −1 for a head that goes back. NaN for a single query.
+    Source: Somers 1962, D of the key on the query."""
     classes: IfRequested[dict[str, FloatArray]] = ABSENT
     """The share of the keys of each class, by name. Source: Clark et al. 2019, attention to separators."""
     sink_mass: IfRequested[FloatArray] = ABSENT

@@ -130,6 +130,7 @@ export const statisticsOf = ({ window, sinks, classes }: Counting): [string, str
   ["next_token", "next token", "the share of the key after the query's own position"],
   ["duplicate_token", "duplicate token", "the share of earlier keys with the query's own token (Wang et al. 2023)"],
   ["induction", "induction", "the share of earlier keys that follow a token equal to the query's (Olsson et al. 2022)"],
+  ["alignment", "alignment", "1 if every query looks behind the earlier ones, −1 if before them, 0 if all look at the same (Somers 1962)"],
   ...Object.keys(classes).map((name): [string, string, string] => [CLASSES + name, `class ${name}`, `the share of the keys ${classes[name].join(" ")} (Clark et al. 2019)`]),
 ];
 
@@ -162,6 +163,7 @@ export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] 
   const numbers = tokens.length ? (labels.ids ?? tokenIds(tokens)) : [];
   const ids = new Set(numbers).size < numbers.length ? numbers : [];
   const sums: Statistics = Object.fromEntries(counted.map(([name]) => [name, 0]));
+  const earlier = new Float64Array(of.columns); // the shares of the earlier queries, added up
   let queries = 0;
   for (let i = 0; i < of.rows; i += 1) {
     const weights = row(of, i);
@@ -174,9 +176,13 @@ export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] 
     if (!(total > 0)) continue;
     queries += 1;
     let entropy = 0;
+    let before = 0;
     for (let j = 0; j < weights.length; j += 1) {
       const share = weights[j] / total;
       if (share > 0) entropy -= share * Math.log(share);
+      sums.alignment += share * (2 * before + earlier[j] - (queries - 1));
+      before += earlier[j];
+      earlier[j] += share;
       sums.mean_distance += share * Math.abs(i - j);
       sums.signed_distance += share * (j - i);
       if (Math.abs(i - j) <= counting.window) sums.locality += share;
@@ -197,7 +203,8 @@ export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] 
       sums.induction += at(j + 1);
     }
   }
-  return Object.fromEntries(counted.map(([name]) => [name, queries ? sums[name] / queries : NaN]));
+  const pairs = (queries * (queries - 1)) / 2;
+  return Object.fromEntries(counted.map(([name]) => [name, queries ? sums[name] / (name === "alignment" ? pairs : queries) : NaN]));
 }
 
 /** Jensen-Shannon divergence of the shares of each two rows in nats (Lin 1991), and its mean. */

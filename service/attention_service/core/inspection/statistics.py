@@ -22,6 +22,8 @@ SIGNED_STATISTICS: Final = frozenset({"max_weight"})
 """The statistics of weights that are no distribution."""
 TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction"})
 """The statistics that compare tokens."""
+PAIR_STATISTICS: Final = frozenset({"alignment"})
+"""The statistics that compare queries: sums over the earlier queries, whose means are over pairs of queries."""
 _FEW_NEAR: Final = 16
 """Keys are near where so many times the window is less than all keys."""
 CLASS_SHARES: Final = "classes"
@@ -78,6 +80,10 @@ class WeightTile:
     """ln w of a softmax, if they were computed on the way to the weights; finite where w is 0."""
     signed_weights: bool = False
     """True for implicit weights as they are."""
+    counted: Tensor | None = None
+    """Bool ``[B, R]``: the real queries; None for all."""
+    sums: Tensor | None = None
+    """``[B, H, K]``: the shares of the real queries of earlier tiles, added up; None if there are none."""
 
     @cached_property
     def total(self) -> Tensor:
@@ -99,6 +105,12 @@ class WeightTile:
         if self.weights.device.type == "cpu" and not bool(self.largest.isnan().any()):
             return self.largest > 0
         return (self.weights > 0).any(-1)
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """The shares p ``[B, H, R, K]``; zeros for a query that does not count or has no weights."""
+        real = self.looking if self.counted is None else self.looking & self.counted[:, None]
+        return torch.where(real[..., None], self.weights / self.total[..., None], 0)
 
     @cached_property
     def signed(self) -> Tensor:
@@ -256,6 +268,16 @@ def duplicate_token(tile: WeightTile) -> Tensor:
 def induction(tile: WeightTile) -> Tensor:
     """Σ p [token j − 1 = token of i, j − 1 < i + offset]. Source: Olsson et al. 2022."""
     return tile.share_of(torch.nn.functional.pad(tile.earlier_tokens, (1, 0))[..., :-1])
+
+
+@_register
+def alignment(tile: WeightTile) -> Tensor:
+    """Σ over earlier queries of P(key after theirs) − P(key before theirs). Source: Somers 1962, D of key on query."""
+    earlier = tile.shares.cumsum(2) - tile.shares
+    if tile.sums is not None:
+        earlier += tile.sums[..., None, :]
+    up_to = earlier.cumsum(-1)
+    return torch.sum(tile.shares * (up_to.mul(2) - earlier), -1) - up_to[..., -1]
 
 
 def sink_mass(tile: WeightTile) -> Tensor:

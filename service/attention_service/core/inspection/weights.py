@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d
+from torch.nn.functional import max_pool1d, pad
 
 from attention_service.core.blocks import placed_tiles, some_of
 from attention_service.core.edits import BoundEdit
@@ -18,6 +18,7 @@ from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
     DEFAULT_STATISTICS,
     EVERY_STATISTIC,
+    PAIR_STATISTICS,
     Formula,
     StatisticInputs,
     WeightTile,
@@ -206,6 +207,10 @@ class Totals:
         self._sums = torch.zeros(len(self._formulas), batch, heads, dtype=torch.float64, device=device)
         self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
         self._counted = torch.zeros(batch, queries, dtype=torch.bool, device=device)
+        self._shares: Tensor | None = None
+        """``[B, H, K]``: Σ p over the queries seen so far, if a statistic compares queries."""
+        if PAIR_STATISTICS.intersection(names):
+            self._shares = self._sums.new_zeros(batch, heads, 0)
 
     def add(
         self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING,
@@ -219,13 +224,23 @@ class Totals:
         if self._inputs.absolute:
             weights, logs = absolute_shares(weights), None
         signed = self._implicit and not self._inputs.absolute
-        tile = WeightTile(weights, positions, self._inputs.queries(rows), logs, signed)
+        earlier = self._earlier(heads, weights)
+        tile = WeightTile(weights, positions, self._inputs.queries(rows), logs, signed, real, earlier)
         looking = real[:, None] & tile.looking  # [B, H, R]: a query that may look nowhere has no weights
         if self._formulas:
             of_rows = torch.stack([formula(tile) for formula in self._formulas.values()])
             self._sums[:, :, heads] += torch.where(looking, of_rows, 0).sum(-1, dtype=torch.float64)
         self._looking[:, heads] += looking.sum(-1)
         self._counted[:, rows] |= looking.any(1)
+        if self._shares is not None:
+            self._shares[:, heads, : weights.shape[-1]] += tile.shares.sum(2)
+
+    def _earlier(self, heads: slice | list[int], weights: Tensor) -> Tensor | None:
+        """Σ p of the earlier queries of these heads, in the form ``[B, H, K]`` of ``weights``, if it is needed."""
+        if self._shares is None:
+            return None
+        self._shares = pad(self._shares, (0, max(weights.shape[-1] - self._shares.shape[-1], 0)))
+        return self._shares[:, heads, : weights.shape[-1]].to(weights.dtype)
 
     @property
     def queries(self) -> Tensor:
@@ -233,14 +248,16 @@ class Totals:
         return self._counted.sum(-1)
 
     def means(self) -> dict[str, Any]:
-        """Return the mean of each statistic over the real queries; NaN if there are none."""
+        """Return the mean of each statistic over the real queries, or over their pairs; NaN if there are none."""
         found: dict[str, Any] = {}
+        pairs = self._looking * (self._looking - 1) / 2
         for name, total in zip(self._formulas, self._sums, strict=True):
             kind, _, of = name.partition(".")
+            mean = total / (pairs if name in PAIR_STATISTICS else self._looking)
             if of or kind == CLASS_SHARES:
-                found.setdefault(kind, {})[of] = total / self._looking
+                found.setdefault(kind, {})[of] = mean
             else:
-                found[name] = total / self._looking
+                found[name] = mean
         return found
 
 

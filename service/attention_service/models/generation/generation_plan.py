@@ -23,7 +23,7 @@ from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.module_taps import MODULE_TAPS
-from attention_service.runtime.binding.bound_statistics import check_able, check_sink_mass
+from attention_service.runtime.binding.bound_statistics import check_able, check_single_query, check_sink_mass
 from attention_service.runtime.binding.selection import check_indices
 from attention_transformers.model_layers import LayerKey
 
@@ -282,6 +282,7 @@ def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPla
         )
     sinks = any("sink_mass" in able[name].own_statistics for name in names)
     check_able(wanted.statistics, {"sink_mass"} if sinks else (), "attention.statistics")
+    check_single_query(wanted.statistics, "attention.statistics")
     check_sink_mass(wanted.statistics, chain.from_iterable(wanted.edits.values()), "attention.statistics")
     return [able[name] for name in names]
 

@@ -15,6 +15,7 @@ from attention_contract.tensors import Array
 from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
     DEFAULT_STATISTICS,
+    PAIR_STATISTICS,
     SIGNED_STATISTICS,
     TOKEN_STATISTICS,
     StatisticInputs,
@@ -149,6 +150,17 @@ def check_able(names: Sequence[StatisticName] | None, able: Collection[str], par
         if name in OF_SOME_ATTENTIONS and name not in able:
             raise InvalidRequest.at(
                 f"{param}.{index}", f"{name} needs {_LACKING[name]}, which there is not here; leave it out"
+            )
+
+
+def check_single_query(names: Sequence[StatisticName] | None, param: str = "statistics") -> None:
+    """Raise InvalidRequest for a statistic that compares queries, where each query is reported alone."""
+    for index, name in enumerate(names or ()):
+        if name in PAIR_STATISTICS:
+            raise InvalidRequest.at(
+                f"{param}.{index}",
+                f"{name} compares the queries of a text, and each generated token is reported alone; leave it out, and "
+                "ask for the weights of the whole text",
             )
 
 

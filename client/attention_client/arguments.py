@@ -129,6 +129,7 @@ class ContextOptions(CallOptions, total=False):
 class SurveyFields(CallOptions, total=False):
     """The fields of a survey that are None by default; see ``client.models.survey``."""
 
+    audio: Sequence[AudioLike] | None
     layers: Literal["all"] | Sequence[LayerRef] | None
     edits: Mapping[str, Sequence[EditLike]] | None
     statistic_options: ModelStatisticOptions | Mapping[str, Any] | None

@@ -27,7 +27,8 @@ class Surveys(Group[WayT]):
         ``texts`` are by default those that ship, ``statistics`` all but ``classes``. A request has ``batch`` texts of
         similar lengths and returns no weights; it waits for its turn, is priced and has its ``timeout`` like any other.
         After each, ``on_texts`` is called with the number of texts that are done and that of all. ``edits`` hold in
-        every text. Raises InvalidRequest that names a text, as in ``texts.3``.
+        every text. ``audio`` has a sound for each text, which is then its transcript, the decoder's. Raises
+        InvalidRequest that names a text, as in ``texts.3``.
         """
         return surveyed(model, shipped_texts() if texts is None else texts, statistics, batch, on_texts, options)
 

@@ -65,7 +65,7 @@ class HeadSurvey:
     values: Mapping[str, NDArray[Any]]
     """``[T, N]`` by the name of each statistic; their formulas are those of ``HeadStatistics``."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Edits and options of the statistics, which the passages are read with too."""
+    """Edits, options of the statistics, and the sounds of the texts, which the passages are read with too."""
 
     def index(self, layer: LayerRef, head: int) -> int:
         """Return the number of a head in ``heads``. Raises InvalidRequest."""

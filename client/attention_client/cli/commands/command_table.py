@@ -34,12 +34,14 @@ def _layers(names: list[str], _: str) -> list[int | str]:
 
 LAYERS: Final = Form(list[str], "LAYER", name="--layer", read=_layers)
 """Layers by number or name, as in decoder.3."""
+SOUNDS: Final = Form(list[str], "FILE", name="--audio")
+"""Files of sounds."""
 _OF_TEXTS: Final = {
     "text": Form(metavar="TEXT"),
     "tokens": Form(metavar="JSON|FILE", name="--tokens", read=read_json),
     "layers": LAYERS,
     "images": Form(list[str], "FILE", name="--image"),
-    "audio": Form(list[str], "FILE", name="--audio"),
+    "audio": SOUNDS,
 }
 """Forms of the input of a whole model."""
 

@@ -8,7 +8,7 @@ import typer
 
 from attention_client.cli.arguments.model_options import Fields, options_of, takes
 from attention_client.cli.arguments.text_files import texts_of_file
-from attention_client.cli.commands.command_table import LAYERS
+from attention_client.cli.commands.command_table import LAYERS, SOUNDS
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
@@ -25,8 +25,10 @@ from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_contract.wire import to_json
 
 _OPTIONS: Final = options_of(
-    ModelWeightsRequest, only={"layers", "edits", "statistic_options"}, forms={"layers": LAYERS}
-)  # fmt: skip
+    ModelWeightsRequest,
+    only={"layers", "edits", "statistic_options", "audio"},
+    forms={"layers": LAYERS, "audio": SOUNDS},
+)
 _BINS: Final = 10
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _ROWS: Final = 16
@@ -78,7 +80,10 @@ def heads(
     chosen, texts = _head(show), shipped_texts() if file is None else texts_of_file(file)
     with client_of(ctx) as client:
         with loading_shown(client, model):
-            client.models.forward(model, min(texts, key=len), top_k=0)
+            if audio := fields.get("audio"):
+                client.models.forward(model, audio=audio[:1], target=texts[0], top_k=0)
+            else:
+                client.models.forward(model, min(texts, key=len), top_k=0)
         with bar(texts, shown=sys.stderr.isatty()) as advance:
             survey = client.models.survey(model, texts, batch=batch, on_texts=_advancing(advance), **fields)
         if headvis is not None:

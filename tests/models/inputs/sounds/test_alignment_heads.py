@@ -1,0 +1,104 @@
+"""Heads that follow a sound in time are found by the statistic ``alignment``."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.client.cli.command_line import invoke
+from tests.conftest import live_server
+from tests.models.inputs.sounds.small_sounds import file_of, made, speech, whisper
+
+from attention_client import Client, InvalidRequest
+from attention_client.survey import SurveyedHead
+
+FORWARD, BACK, STILL = 2, 1, 0
+"""Heads of ``cross.1``."""
+TARGETS = ["the cat sat", "on the mat"]
+
+
+@torch.no_grad()
+def followed(folder):
+    """Write a small Whisper whose head 2 of the last cross-attention follows the sound, and head 1 goes back.
+
+    Nothing but positions reaches the queries and keys of that layer: those of frames and tokens are angles from 0 to π.
+    """
+    model = whisper(folder, alignment_heads=[[1, FORWARD]])
+    encoder, decoder = model.model.encoder, model.model.decoder
+    encoder.conv1.weight.zero_()
+    encoder.conv2.weight.zero_()
+    decoder.embed_tokens.weight.zero_()
+    layers = [*encoder.layers, *decoder.layers]
+    for module in [part for layer in layers for part in (layer.self_attn.out_proj, layer.fc2)]:
+        module.weight.zero_()
+        module.bias.zero_()
+    decoder.layers[0].encoder_attn.out_proj.weight.zero_()
+    for positions in (encoder.embed_positions.weight, decoder.embed_positions.weight):
+        angles = torch.linspace(0, math.pi, len(positions))
+        positions.zero_()
+        positions[:, :4] = torch.stack([angles.cos(), -angles.cos(), angles.sin(), -angles.sin()], -1)  # mean 0
+    cross, width = decoder.layers[1].encoder_attn, model.config.d_model // 4
+    cross.q_proj.weight.zero_()
+    cross.k_proj.weight.zero_()
+    cross.q_proj.bias.zero_()
+    for head, sign in ((FORWARD, 1.0), (BACK, -1.0)):
+        for at, (place, size) in enumerate([(0, sign), (2, 1.0)]):
+            cross.q_proj.weight[head * width + at, place] = 24 * size
+            cross.k_proj.weight[head * width + at, place] = 24
+    model.tie_weights()
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    followed(root / "follower")
+    with live_server(root) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sounds")
+    for at in range(len(TARGETS)):
+        (folder / f"{at}.wav").write_bytes(file_of(speech(2.0 + at, seed=at)))
+    return [str(folder / f"{at}.wav") for at in range(len(TARGETS))]
+
+
+def test_the_head_that_follows_the_sound_is_the_alignment_head(url, sounds):
+    with Client(url) as client:
+        survey = client.models.survey("follower", TARGETS, audio=sounds, statistics=["alignment"])
+        assert len(survey.heads) == 4 * 6
+        first, last = survey.ranked("alignment")[0], survey.ranked("alignment")[-1]
+        assert (first, last) == (SurveyedHead("cross.1", FORWARD), SurveyedHead("cross.1", BACK))
+        means = survey.means("alignment")
+        np.testing.assert_allclose(means[survey.index("cross.1", STILL)], 0, atol=1e-6)
+        assert means[survey.index(*first)] > 0.9
+        [passage, *_] = client.models.passages(survey, *first, by="alignment", count=1)
+        assert passage.text in {0, 1}
+        frames = passage.reply.layers[0].weights[0].argmax(-1)
+        assert (np.diff(frames) > 0).all()
+        words = client.models.transcribe("follower", sounds[0], response_format="verbose_json").words
+        ends = [word.end for word in words]
+        assert ends == sorted(ends)
+    heads = made("whisper")[0].generation_config.alignment_heads  # of a model without any such head
+    assert heads != [[1, FORWARD]]
+
+
+def test_each_text_needs_its_sound(url, sounds):
+    with Client(url) as client, pytest.raises(InvalidRequest, match="audio: expected a sound for each of 2 texts"):
+        client.models.survey("follower", TARGETS, audio=sounds[:1])
+
+
+def test_a_token_alone_has_no_alignment(url, sounds):
+    with Client(url) as client, pytest.raises(InvalidRequest, match=r"attention\.statistics\.0: alignment compares"):
+        client.models.transcribe("follower", sounds[0], attention={"statistics": ["alignment"]})
+
+
+def test_the_command_finds_it(url, sounds, tmp_path):
+    path = tmp_path / "transcripts.txt"
+    path.write_text("\n".join(TARGETS))
+    flags = [part for sound in sounds for part in ("--audio", sound)]
+    done = invoke(["--url", url, "heads", "follower", str(path), *flags, "--by", "alignment", "--count", "1"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[1].split()[:2] == ["cross.1", f"H{FORWARD}"], done.stdout

@@ -103,7 +103,7 @@ class ModelInfo(WireModel):
     """The class of transformers that computes it, as in ``GPT2LMHeadModel``."""
     model_type: str | None = None
     takes: list[Literal["text", "text_pair", "messages", "images", "audio", "target"]] = Field(default_factory=list)
-    """The kinds of input that its requests may have, besides ``tokens``. A model of ``audio`` is refused."""
+    """The kinds of input that its requests may have, besides ``tokens``."""
     generates: bool = False
     """True if it predicts the next token, so that it can generate."""
     predicts: Literal["next", "own", "class"] | None = None

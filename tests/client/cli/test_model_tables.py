@@ -24,7 +24,7 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
     Prediction,
 )
-from attention_contract.schemas.models import ModelInfo, ModelList
+from attention_contract.schemas.models import ModelInfo, ModelLayer, ModelList
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys
 
@@ -219,6 +219,22 @@ def test_models_show_who_is_answered_and_who_waits(capsys):
     reply_tables.show(model)
     shown = dict((*line.split(), "")[:2] for line in capsys.readouterr().out.splitlines())
     assert (shown["running"], shown["waiting"]) == ("2", "14")
+
+
+def test_layers_that_are_alike_are_one_row_of_a_model(capsys):
+    full = ModelLayer(layer=0, heads=8, kv_heads=2, head_dim=64, taps=["q", "weights"], edits=["q"])
+    linear = full.model_copy(update={"layer": 3, "kind": "linear", "refused": {"lse": "no softmax"}})
+    layers = [full, full.model_copy(update={"layer": 1}), full.model_copy(update={"layer": 2}), linear]
+    reply_tables.show(ModelInfo(id="net", created=1, checkpoint="net", state="resident", layers=layers))
+    lines = capsys.readouterr().out.splitlines()
+    assert [text.split() for text in lines[:3]] == [
+        ["layers", "kind", "keys", "heads", "kv", "heads", "head", "dim"],
+        ["0–2", "attention", "tokens", "8", "2", "64"],
+        ["3", "linear", "tokens", "8", "2", "64"],
+    ]
+    assert {"taps of 0–2 q, weights", "edits of 3 q", "refused of 3 lse: no softmax"} <= set(lines)
+    assert not any(text.startswith("layers ") for text in lines[3:])
+    assert max(map(len, lines)) <= 80
 
 
 def test_weights_that_were_dequantized_are_named_beside_the_dtype(capsys):

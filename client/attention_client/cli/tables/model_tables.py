@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from attention_client.cli.arguments.tensor_arguments import tensors
 from attention_client.cli.tables.block_map import print_map
-from attention_client.cli.tables.table_output import by_index, cell, line, number, print_out, table
+from attention_client.cli.tables.table_output import by_index, cell, facts, line, number, print_out, table
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.model_requests import (
@@ -18,6 +19,7 @@ from attention_contract.schemas.model_requests import (
     ModelGradientsReply,
     ModelWeightsReply,
 )
+from attention_contract.schemas.models import ModelInfo
 from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.weights import TopKeys
 
@@ -71,6 +73,21 @@ class _Head:
             for key, weight in zip(self.top.keys[query], self.top.weights[query], strict=True)
             if key >= 0
         )
+
+
+def described(reply: ModelInfo) -> None:
+    """Print the attentions of a model, those that are alike as one, then what they can answer, and the model itself."""
+    alike = [[*layers] for _, layers in groupby(reply.layers, lambda each: each.model_dump(exclude={"layer"}))]
+    names = [str(each[0].layer) + (f"–{each[-1].layer}" if len(each) > 1 else "") for each in alike]
+    columns = ("kind", "keys", "heads", "kv_heads", "head_dim")
+    table(
+        {"layers": name} | {column.replace("_", " "): cell(column, getattr(first, column)) for column in columns}
+        for name, (first, *_) in zip(names, alike, strict=True)
+    )
+    for answer in ("taps", "edits", "gradients", "refused"):
+        for name, (first, *_) in zip(names, alike, strict=True):
+            line({f"{answer} of {name}": getattr(first, answer)})
+    facts(reply, frozenset({"layers"}))
 
 
 def looked(reply: ModelWeightsReply) -> None:

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from attention_client.cli.arguments.tensor_arguments import tensors
 from attention_client.cli.tables.lens_tables import read_out
-from attention_client.cli.tables.model_tables import changed, differentiated, looked, predicted
+from attention_client.cli.tables.model_tables import changed, described, differentiated, looked, predicted
 from attention_client.cli.tables.table_output import (
     by_index,
     facts,
@@ -311,6 +311,7 @@ _VIEWS: Final[dict[type, Callable[[Any], None]]] = {
     ModelEffectsReply: changed,
     ModelForwardReply: predicted,
     ModelGradientsReply: differentiated,
+    ModelInfo: described,
     ModelLensReply: read_out,
     ModelList: lambda reply: records(reply.data, columns=_COLUMNS[ModelInfo]),
     ModelWeightsReply: looked,

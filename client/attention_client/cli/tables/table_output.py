@@ -94,9 +94,9 @@ def records(items: Sequence[Any], before: Sequence[Mapping[str, str]] = (), colu
     )
 
 
-def facts(reply: WireModel) -> None:
-    """Print every field that is set, nested ones by their dotted name."""
-    values = flat(reply.model_dump(by_alias=True, exclude_none=True))
+def facts(reply: WireModel, shown: frozenset[str] = frozenset()) -> None:
+    """Print every field that is set, nested ones by their dotted name; not those that were shown before."""
+    values = flat(reply.model_dump(by_alias=True, exclude_none=True, exclude={*shown}))
     words = {
         name: ", ".join(each) if isinstance(each, list) and all(isinstance(item, str) for item in each) else each
         for name, each in values.items()

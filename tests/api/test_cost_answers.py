@@ -51,6 +51,7 @@ def test_what_cannot_be_is_refused(http, body, param):
 # ── taps ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.sampled(taps=1)
 @pytest.mark.parametrize("taps", [["weights"], ["q", "lse", "weights"]])
 def test_what_taps_add_together_is_the_difference_to_the_output_alone(http, taps):
     bare, all_of_them = (cost(http, kernel="blocked", **{"return": ["output", *some]}) for some in ([], taps))
@@ -96,6 +97,7 @@ def test_each_planned_kernel_is_the_one_that_runs(http, rng):
     assert 0 <= ran["peak_bytes"] - planned["peak_bytes"]["gradients"] <= 2**25  # admitted for its bucket of sizes
 
 
+@pytest.mark.sampled(spec=2, able=2)
 @pytest.mark.parametrize(
     ("spec", "able"),
     [
@@ -147,6 +149,7 @@ def test_landmarks_over_all_queries_have_no_step(http):
 # ── growth ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.sampled(values=2, between=2)
 @pytest.mark.parametrize(
     ("values", "between"), [([0, 4096], (4096, 8192)), ([0, 0], (1, 2)), ([4096, 0, 1024], (1024, 4096))]
 )

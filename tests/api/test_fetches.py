@@ -129,6 +129,7 @@ def test_a_fetch_tells_its_progress_and_what_it_will_be(net):
     assert client.server.info().hub.fetching == []
 
 
+@pytest.mark.slow
 def test_a_caller_who_does_not_wait_asks_again(net, server):
     served, _, _ = net
     served.go_on.clear()
@@ -333,6 +334,7 @@ def test_a_name_that_no_repository_has_is_told_as_such(net, repository):
     assert caught.value.param == "repository"
 
 
+@pytest.mark.slow
 def test_only_some_are_fetched_at_a_time(net, server):
     served, _, client = net
     served.go_on.clear()

@@ -47,6 +47,7 @@ def by_steps(query, key, value, gate=None, beta=None):
     return output
 
 
+@pytest.mark.sampled(name=3)
 @pytest.mark.parametrize("name", RULES)
 def test_the_weights_times_the_values_are_the_output(client: Client, fields, name):
     sent = fields(name)

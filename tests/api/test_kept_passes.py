@@ -105,6 +105,7 @@ def test_the_pass_of_a_module_that_changed_is_gone(client, rng):
             client.passes.backward(kept.id)
 
 
+@pytest.mark.slow
 def test_passes_without_room_are_not_kept_and_old_ones_make_room(tmp_path, rng):
     x = rng.normal(size=(1, 1, 256, 64)).astype(np.float32)
     with live_server(tmp_path, memory_budget=2**23) as url, Client(url) as client:
@@ -118,6 +119,7 @@ def test_passes_without_room_are_not_kept_and_old_ones_make_room(tmp_path, rng):
         client.passes.backward(ids[-1])
 
 
+@pytest.mark.slow
 def test_nobody_pushes_out_the_passes_of_a_caller_who_holds_less(tmp_path, rng):
     x = rng.normal(size=(1, 1, 256, 64)).astype(np.float32)
     keys = [create_key(tmp_path, name, ["infer"]) for name in ("few", "many")]

@@ -93,6 +93,7 @@ def test_so_is_that_of_other_specs_and_of_methods(small, spec, kind):
         small.modules.delete(name)
 
 
+@pytest.mark.sampled(question=1)
 @pytest.mark.parametrize("question", ["forward", "gradients"])
 def test_the_largest_batch_of_raw_attention_is_the_largest_that_is_admitted(small, question):
     def ask(batch):
@@ -162,6 +163,7 @@ def test_a_module_can_be_supposed_wider(http):
     assert refuse(http, "/v1/modules/supposed/complexity", **body)["param"] == "sweep.values.2"
 
 
+@pytest.mark.slow
 def test_the_table_of_hardware_can_be_asked_for_by_its_names(http):
     table = http.get("/v1/complexity/hardware").json()
     assert table["efficiency"]["best"]["flops"] == 1

@@ -107,6 +107,7 @@ def test_every_kernel_gives_the_numbers_of_transformers(client, theirs, kernel, 
         np.testing.assert_allclose(ours, gradient, rtol=0, atol=1e-10, err_msg=theirs_name)
 
 
+@pytest.mark.slow
 def test_weights_and_gradients_of_taps_follow_the_global_tokens_of_a_request(client):
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     body = {"global_mask": marked(([0, 5, 6], [3]))}

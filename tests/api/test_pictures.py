@@ -91,6 +91,7 @@ def drawn_of(http):
 LONG = [f"blocked, sliding_window (left {2**size}, right {2**size}), softcap 30, alibi" for size in range(17)]
 
 
+@pytest.mark.slow
 def test_many_lines_leave_out_what_would_hide_them_and_say_so(drawn_of):
     told = words(drawn_of(LONG, range(100, 8000, 500)))
     assert all(told.count(label) == 1 for label in LONG), "one legend for both"
@@ -103,6 +104,7 @@ def test_many_lines_leave_out_what_would_hide_them_and_say_so(drawn_of):
     assert len([text for text in few if text.endswith((" from 100", " from 2000"))]) == 2
 
 
+@pytest.mark.slow
 def test_legends_stay_within_the_picture_and_lines_can_be_told_apart(drawn_of):
     """By what is drawn: no entry over another, none beyond the edge, no two lines that look alike."""
     svg = ET.fromstring(drawn_of(LONG))  # noqa: S314 - our own
@@ -228,6 +230,7 @@ def test_one_head_has_the_numbers_of_the_reply(http, module):
     assert "H1" in " ".join(told)
 
 
+@pytest.mark.slow
 def test_raw_attention_sessions_and_recordings_are_drawn_too(http, module):
     png = Image.open(io.BytesIO(drawn(http, PNG, f"/v1/attention/weights?{SMALL}&view=lines", query=QUERY)))
     assert (png.format, png.width) == ("PNG", 320)
@@ -281,6 +284,7 @@ def test_an_option_that_cannot_be_is_named(http, module, query, param):
     assert param in document["detail"]
 
 
+@pytest.mark.slow
 def test_the_least_width_is_said_where_a_picture_is_too_small(http, module):
     for query, least in (("width=160", 240), ("width=480&dpi=300", 750), ("width=239", 240)):
         document = problem(http.post(f"{module}?{query}", json={"query": QUERY}, headers={"Accept": PNG}))

@@ -212,6 +212,7 @@ def test_bodies_of_any_size_arrive_whole(kind, size):
     assert reply.output.flags.writeable
 
 
+@pytest.mark.sampled(kind=1)
 def test_large_tensors_are_sent_from_their_own_memory(kind):
     size = 2**26
     x = np.ones((1, size // 256, 64), np.float32)

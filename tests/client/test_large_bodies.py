@@ -109,15 +109,16 @@ def test_a_body_that_ends_early_is_a_broken_connection(direct):
     assert direct.call_count == 1
 
 
+@pytest.mark.slow
 def test_a_body_that_stands_still_ends_at_the_deadline(direct):
     def stops(connection, over):
         cut_off(connection, over)
-        over.wait(10)
+        over.wait(60)
 
     began = time.monotonic()
     with stubborn(stops) as url, Client(url, timeout=0.5, retries=0) as client, pytest.raises(DeadlineExceeded):
         client.forward("demo", X[:, :1])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert direct.call_count == 1
 
 

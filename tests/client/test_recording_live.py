@@ -140,6 +140,7 @@ def run(server, tmp_path, monkeypatch, tokenizer):
     return run
 
 
+@pytest.mark.slow
 def test_the_command_records_shows_draws_and_stores(run, tmp_path):
     printed = run("record", "tiny", TEXT, "--taps", "weights", "--taps", "q", "--output", "cat.safetensors", "--post")
     assert "written to cat.safetensors" in printed

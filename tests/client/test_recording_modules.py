@@ -135,6 +135,7 @@ def outside(root):
     return tiny_models.model("gpt2"), "/etc"
 
 
+@pytest.mark.sampled(case=2)
 @pytest.mark.parametrize("case", [unknown, of_another_model, of_other_names, outside])
 def test_a_checkpoint_that_is_not_the_models_leaves_its_own_q_k_and_v(case, tokenizer, client, root):
     model, checkpoint = case(root)
@@ -155,6 +156,7 @@ def test_a_failing_pass_leaves_no_module_and_the_models_own_attention(tokenizer,
     compared(record(model, tokenizer, TEXT), record(tiny_models.model("gpt2"), tokenizer, TEXT))
 
 
+@pytest.mark.slow
 def test_the_command_runs_modules_of_the_checkpoint(tokenizer, url, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATTENTION_MODELS_DIR", str(root))

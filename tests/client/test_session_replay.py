@@ -163,6 +163,7 @@ def test_decoding_goes_on_after_restarts(server, client, whole, caplog):
     assert len(replayed) == 1 + 4 + (1 + 1 + 3) + (1 + 1 + 12) + (1 + 1 + 14)  # each replay is a 410 and one large step
 
 
+@pytest.mark.slow
 async def test_an_awaited_session_goes_on_too(server, client, whole):
     async with AsyncClient("http://127.0.0.1:9", transport=Awaited(server)) as own:
         async with own.sessions.open(MODULE, keep_bytes=100, spill=True) as session:
@@ -398,6 +399,7 @@ def test_another_writer_is_noticed_and_bad_arguments_send_nothing(server, client
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_steps_on_a_stream_survive_its_end(tmp_path, whole):
     with live_server(tmp_path) as url, Client(url) as client:
         client.modules.create(MODULE, CONFIG, seed=0)

@@ -70,6 +70,7 @@ async def test_replies_find_their_step_in_whatever_order_they_come(server, slow)
     assert [reply.length for reply in replies] == list(range(40))
 
 
+@pytest.mark.slow
 async def test_a_step_that_is_late_does_not_take_the_reply_of_the_next(server, slow):
     async with AsyncClient(server) as own, own.sessions.stream() as stream:
         with pytest.raises(DeadlineExceeded):
@@ -119,7 +120,7 @@ async def test_a_server_that_is_not_there_or_takes_no_work_is_told(server, monke
 async def test_a_broken_connection_fails_what_waits_and_is_opened_again(client, server, slow):
     started = time.monotonic()
     async with AsyncClient(server) as own, own.sessions.stream() as stream:
-        waiting = [asyncio.ensure_future(stream.step("50", [[1.0]])) for _ in range(3)]
+        waiting = [asyncio.ensure_future(stream.step("6000", [[1.0]])) for _ in range(3)]
         await asyncio.sleep(0.1)
         stream._link.connection.transport.abort()
         results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -127,4 +128,4 @@ async def test_a_broken_connection_fails_what_waits_and_is_opened_again(client, 
     assert [type(result) for result in results] == [ConnectionFailed] * 3
     assert all(result.facts["sent"] for result in results)
     assert reply.length == 5
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30

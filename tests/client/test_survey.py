@@ -110,6 +110,7 @@ def test_the_known_heads_of_the_model_that_ships_come_first(survey):
     assert survey.ranked("previous_token")[0] == (0, 0)
 
 
+@pytest.mark.slow
 def test_passages_have_the_weights_of_the_head(models, survey, eager):
     passages = models.passages(survey, 1, 0, by="induction", count=3)
     assert [each.text for each in passages] == survey.strongest(1, 0, "induction", 3)
@@ -205,6 +206,7 @@ def read(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_its_config_and_its_scatter_name_every_head_and_every_metric(data, survey):
     config, rows = read(data / "config.json"), read(data / "scatter_data.json")
     assert config["heads"] == [list(each) for each in HEADS] == [[row["layer"], row["head"]] for row in rows]
@@ -317,6 +319,7 @@ def run(url, *arguments, stdin=None):
     return "".join(line for line in result.stdout.splitlines(keepends=True) if "[info" not in line)
 
 
+@pytest.mark.slow
 def test_the_command_orders_the_heads_and_shows_the_passages_of_the_first(url, models, tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(TEXTS))

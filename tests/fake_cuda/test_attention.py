@@ -54,6 +54,7 @@ def test_flags_of_the_process_are_neither_set_nor_read(cuda):
         torch.backends.cuda.enable_flash_sdp(True)
 
 
+@pytest.mark.slow
 def test_two_lanes_take_each_its_own_kernel(cuda):
     """One lane computes half types and the other float32, at the same time; a flag would serve one of them wrongly."""
     found, barrier = {}, threading.Barrier(2)
@@ -113,6 +114,7 @@ def test_gradients_checked_in_float64_hold_what_was_planned(cuda, width):
     assert cuda.run(job, device, scalar=1.0)[1].peak <= job.plan.peak_bytes
 
 
+@pytest.mark.sampled(shape=1)
 @pytest.mark.parametrize("shape", [(1, 32, 8192, 128), (4, 8, 2048, 64)])
 def test_a_window_takes_no_mask_in_memory(cuda, shape):
     counts, _ = raw(cuda, "bfloat16", shape, spec=WINDOW)
@@ -144,6 +146,7 @@ def test_more_sequences_than_a_grid_has_are_launched_in_parts_within_the_plan(cu
     assert counts.peak <= plan.peak_bytes
 
 
+@pytest.mark.slow
 def test_lengths_share_cudnns_plans(cuda):
     """Each shape of its own takes cuDNN some 60 ms to plan."""
     shapes = set()

@@ -56,6 +56,7 @@ def test_a_prefill_with_rotations_launches_little(cuda):
     assert [wait for wait in counts.waits if "tensors.py" not in wait] == []
 
 
+@pytest.mark.slow
 def test_results_of_one_request_come_together(cuda):
     past = np.zeros((1, 4, 5, 16), np.float32)
     more = {"past_key": past, "past_value": past, "return": ["output", "weights", "lse"]}
@@ -100,6 +101,7 @@ def test_every_request_keeps_devices_apart_within_its_plan(cuda, more):
     assert counts.peak <= plan.peak_bytes
 
 
+@pytest.mark.sampled(spec=1)
 @pytest.mark.parametrize("spec", [{}, CAUSAL], ids=["dense", "causal"])
 def test_numbers_that_are_not_finite_are_noticed_with_the_result(cuda, spec):
     """The pass runs again, and looks at them where they bear on other queries."""

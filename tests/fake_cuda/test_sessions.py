@@ -79,6 +79,7 @@ def test_a_rotation_costs_steps_no_copy_and_no_wait_more(cuda):
     assert len(counts.downloads) == len(counts.waits) == 1
 
 
+@pytest.mark.sampled(position=1)
 @pytest.mark.parametrize("position", ["alibi", "relative_bias"])
 def test_a_bias_of_each_pair_makes_no_step_wait_for_itself(cuda, position):
     counts = _steps(cuda, _decoder(cuda, position={"name": position}), cuda.device(), 4, 1000)

@@ -218,6 +218,7 @@ def test_what_the_reply_lacks_is_named(rng, options, param):
     assert caught.value.param == param
 
 
+@pytest.mark.slow
 def test_files_carry_their_facts_and_equal_pictures_are_equal_bytes(rng):
     reply, names = reply_of(softmax(1, 6, 6, rng=rng)), Names("demo", WORDS, WORDS)
     facts = {"module": "demo", "version": "abc", "request_id": "r-1", "shape": [1, 6, 6]}

@@ -171,6 +171,7 @@ def test_every_other_view_fits(width, kind):
     assert faults(drawn(reply, names, width=width, view=view)) == []
 
 
+@pytest.mark.sampled(shape=2)
 @pytest.mark.parametrize(
     ("shape", "scale"), [((1, 40), "log"), ((40, 1), "linear"), ((1, 1), "log"), ((200, 3), "linear")]
 )
@@ -203,6 +204,7 @@ def svg_of(figure):
     return save(figure, PictureOptions(), "image/svg+xml", {}).data
 
 
+@pytest.mark.slow
 def test_cells_of_small_maps_are_rectangles_and_those_of_large_ones_an_image():
     small, large = (drawn(weights(2, tokens), Names(), width=1004) for tokens in (16, 64))
     assert svg_of(small).count(b"<image") == 1, "the colour bar"
@@ -304,6 +306,7 @@ def _forget_fonts():
         remembered.cache_clear()
 
 
+@pytest.mark.sampled(postscript=1, kept=1)
 @pytest.mark.parametrize(("postscript", "kept"), [(False, b"/Subtype /CIDFontType2"), (True, b"/Subtype /Type3")])
 def test_a_pdf_keeps_the_glyphs_of_any_kind_of_font(a_font, postscript, kept):
     a_font(postscript=postscript)

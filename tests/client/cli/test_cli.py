@@ -138,6 +138,7 @@ def test_a_command_shows_a_table_or_prints_the_reply_as_json_and_nothing_else(ru
     assert result.stderr == ""
 
 
+@pytest.mark.sampled(operation=33)
 @pytest.mark.parametrize(
     "operation", [each for each in OPERATIONS if each.reply is not None], ids=lambda each: each.name
 )

@@ -133,6 +133,7 @@ def test_a_local_torch_module_gives_the_same_numbers(compare, pair, tmp_path):
     assert "give --heads" in told(compare("pair.a", state, code=2))
 
 
+@pytest.mark.slow
 def test_a_layer_of_a_checkpoint_is_compared_with_the_torch_module_that_it_came_from(pair, tmp_path):
     (tmp_path / "net").mkdir()
     state = str(tmp_path / "net" / "model.safetensors")

@@ -36,6 +36,7 @@ def test_names_are_completed_from_the_server(complete, client):
     assert {"completed", "compiled"} & {*complete("attention compare comp")} == {"completed"}
 
 
+@pytest.mark.slow
 def test_checkpoints_and_their_layers_are_completed(complete, tmp_path):
     (tmp_path / "net").mkdir()
     save_file(torch.nn.MultiheadAttention(8, 2).state_dict(), tmp_path / "net" / "model.safetensors")

@@ -82,6 +82,7 @@ def test_every_step_has_pytorchs_numbers(explained):
     assert len(found["checks"]) == 2
 
 
+@pytest.mark.sampled(spec=4)
 @pytest.mark.parametrize("spec", SPECS)
 def test_any_spec_is_explained_on_built_in_inputs(explained, spec):
     found = json.loads(explained("--spec", json.dumps(SPECS[spec]), "--json").stdout)
@@ -181,6 +182,7 @@ def test_sentences_name_the_keys_of_the_largest_numbers(explained):
     assert "key 1 raises the loss most (0.105), key 0 lowers it most (-0.105)" in told["∂L/∂m"]
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
     pytest.importorskip("transformers")
     text = "Kate met Tom. Then Kate"

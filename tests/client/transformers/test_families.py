@@ -87,6 +87,7 @@ def test_an_encoder_gives_the_same_states(family, client):
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(way=1)
 @pytest.mark.parametrize("way", ["greedy", "beams", pytest.param("static", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", walk(*PAIRS))
 def test_an_encoder_with_a_decoder_generates_the_same(family, way, client):

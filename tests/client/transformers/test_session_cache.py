@@ -61,6 +61,7 @@ def test_a_padded_batch_generates_the_same(family, way, client):
         same_generation(model.generate(**inputs, **WAYS[way], past_key_values=cache), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", walk(*sorted(QUICK), "mistral", "qwen3", quick={"gemma2"}))
 def test_rejected_drafts_of_assisted_decoding_are_taken_back(family, client, spy):
     model, assistant = tiny(family), tiny(family, tie_word_embeddings=False)
@@ -118,6 +119,7 @@ def test_without_padding_a_step_sends_no_mask(client, spy):
         assert call.request.key_mask is None
 
 
+@pytest.mark.slow
 def test_a_stream_carries_the_steps_of_all_layers(client, spy):
     model, inputs = tiny("gemma2"), prompt()
     expected = model.generate(**inputs, **WAYS["beams"])
@@ -130,6 +132,7 @@ def test_a_stream_carries_the_steps_of_all_layers(client, spy):
 # ── pasts of other caches ────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.sampled(family=1)
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", pytest.param("lfm2", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_a_dynamic_cache_goes_to_sessions_and_back(family, client):
@@ -165,6 +168,7 @@ def test_a_window_that_was_cut_is_not_taken_back_too_far(client):
         SessionCache.from_dynamic(StaticCache(config=model.config, max_cache_len=4), model, client)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_rows_are_repeated_selected_and_reordered_as_in_a_dynamic_cache(client):
     model, tokens = tiny("llama"), prompt(padding=0)["input_ids"]

@@ -79,6 +79,7 @@ def test_directions_are_orthogonal_normal_and_drawn_from_the_seed():
     torch.testing.assert_close(many.pow(4).mean(0), torch.full((4,), 3.0).double(), rtol=0, atol=0.25)
 
 
+@pytest.mark.slow
 def test_performers_features_are_unbiased_and_their_error_falls_with_the_root_of_their_number():
     q, k = normal(64, 8, seed=0) / 3, normal(64, 8, seed=1) / 3
     exact = (q @ k.T).exp()

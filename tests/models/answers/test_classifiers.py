@@ -78,6 +78,7 @@ def test_several_texts_of_a_model_without_padding_have_their_last_tokens():
     near(found[:, 0], torch.cat([one(**inputs([text])).logits for text in TEXTS]))
 
 
+@pytest.mark.sampled(family=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_of_a_class_is_that_of_autograd(family):
     head, texts = "ForSequenceClassification", TEXTS
@@ -109,6 +110,7 @@ def test_the_gradient_of_a_class_is_that_of_autograd(family):
         near(found.tokens, (gradient * held[0]).sum(-1).detach(), 1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_class_pass_the_check():
     reply = gradients(loaded("bert", "ForSequenceClassification"), {"token": 1}, text=TEXTS[0], check=True)
     assert all(each.passed for each in reply.check.values())
@@ -164,6 +166,7 @@ def test_each_token_has_its_classes(family):
     assert float(surest.value) == pytest.approx(float(expected[1].log_softmax(-1)[:, 2].max()), abs=1e-5)
 
 
+@pytest.mark.sampled(family=2)
 @pytest.mark.parametrize("family", SPAN)
 def test_an_answer_has_a_likeliest_beginning_and_end(family):
     model = loaded(family, "ForQuestionAnswering", TWO)

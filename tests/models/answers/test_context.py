@@ -113,6 +113,7 @@ def test_ablations_of_an_observed_attention_are_separate_forwards():
         near(change + whole, sentences(logits_of(built("bloom"), left)), 1e-4)
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_and_lookback_are_sums_of_the_models_weights(family):
     model = loaded(family)

@@ -165,6 +165,7 @@ def test_points_are_as_many_as_fit_and_are_in_the_estimate():
     assert single < costs.needed_bytes(asked, request, some) <= single + 2**20
 
 
+@pytest.mark.slow
 def test_integrated_gradients_that_float16_cannot_hold_are_refused():
     half = LoadedModel("half", deepcopy(eager("gemma2")).half(), None, Device.open("cpu"))
     request = ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=20)

@@ -240,6 +240,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path, sentences, generat
     np.testing.assert_allclose([each.embedding for each in found.data], expected, atol=1e-5)
 
 
+@pytest.mark.sampled(family=1, pool=1)
 @pytest.mark.parametrize(
     ("family", "pool"), [("bert", "mean"), ("t5", "mean"), ("gpt2", "lasttoken")], ids=["encoder", "pair", "decoder"]
 )
@@ -270,6 +271,7 @@ def test_the_forms_of_a_vector(sentences):
     np.testing.assert_allclose(vectors(loaded, input=ids).data[0].embedding, plain[0], atol=1e-5)
 
 
+@pytest.mark.sampled(fields=3)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

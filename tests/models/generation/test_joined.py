@@ -401,6 +401,7 @@ def test_a_rotation_by_the_length_of_a_text_is_by_its_own(scaling, monkeypatch):
     np.testing.assert_array_equal(after.layers[1].output, before.layers[1].output)
 
 
+@pytest.mark.slow
 def test_states_that_a_model_keeps_in_its_modules_stay_with_their_text():
     model = loaded("recurrent_gemma", **FAMILIES["recurrent_gemma"][1])
     callers = Callers(model)

@@ -86,6 +86,7 @@ def test_tokens_and_their_times_are_those_of_transformers(fields, options, first
         assert found.language == ("german" if GERMAN in first else "english")
 
 
+@pytest.mark.slow
 def test_a_model_without_prompts_has_the_tokens_of_transformers():
     model = loaded("moonshine")
     request = validate(TranscriptionRequest, {"model": "moonshine", "file": sent(speech(1.5)), "attention": LOOK})
@@ -130,6 +131,7 @@ def test_words_are_of_whole_tokens_one_behind_the_other():
     assert 0 <= edges[0] <= edges[-1] <= found.duration == 5.0
 
 
+@pytest.mark.slow
 def test_other_heads_give_other_times():
     own, others = (
         answered(response_format="verbose_json", **more).words for more in ({}, {"alignment_heads": [[0, 2]]})
@@ -138,6 +140,7 @@ def test_other_heads_give_other_times():
     assert own != others
 
 
+@pytest.mark.slow
 def test_edits_of_cross_attention_change_the_text():
     edits = {"cross.1": [{"tap": "context", "set": 0}]}
     assert answered(language="en").text != answered(language="en", attention=LOOK | {"edits": edits}).text

@@ -59,6 +59,7 @@ def test_each_kind_gives_the_numbers_of_peft(tmp_path, kind):
         close(row, own[0])
 
 
+@pytest.mark.sampled(kind=6)
 @pytest.mark.filterwarnings("ignore:Model with `tie_word")
 @pytest.mark.parametrize("kind", [each for each in KINDS if each != "lora-bias"])  # which peft merges only into biases
 def test_merged_weights_are_those_of_peft(tmp_path, kind):

@@ -62,6 +62,7 @@ SCALED = {
 }
 
 
+@pytest.mark.sampled(case=2)
 @pytest.mark.parametrize("case", SCALED)
 def test_rotations_are_scaled_as_the_file_says(tmp_path, case):
     rope, entries = SCALED[case]

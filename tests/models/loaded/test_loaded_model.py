@@ -104,6 +104,7 @@ def test_weights_times_values_are_the_context_and_rows_sum_to_one(family):
         assert (sums < 1).all() if family == "gpt_oss" else np.allclose(sums, 1, atol=1e-6)
 
 
+@pytest.mark.sampled(family=6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_statistics_are_those_of_the_eager_weights(family):
     names = [name for name in HEAD_STATISTICS if name not in {"induction", "duplicate_token"}]
@@ -121,6 +122,7 @@ def test_statistics_are_those_of_the_eager_weights(family):
         assert each.queries == shares.shape[1]
 
 
+@pytest.mark.sampled(family=8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypatch):
     def reply():
@@ -638,6 +640,7 @@ def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path):
         check_request(model, ModelForwardRequest(text="the cat"))
 
 
+@pytest.mark.sampled(share=1, places=1)
 @pytest.mark.parametrize(("share", "places"), [(0.6, "cpu, disk"), (8.0, "cpu")])
 def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tmp_path):
     pytest.importorskip("accelerate")

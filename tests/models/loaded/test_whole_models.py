@@ -155,6 +155,7 @@ def test_effects_of_heads_are_those_of_single_edits(models):
     assert several.effects.value.shape == (2, 1, 4)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_eager_model(models, eager):
     table = eager.get_input_embeddings()(ids()).detach().requires_grad_()
     value = eager(inputs_embeds=table).logits[0, -1].log_softmax(-1)[5]

@@ -226,6 +226,7 @@ def before_projection(kind, place, ids):
     return seen[-1][0]  # of a module that runs several times
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", GATED)
 def test_the_gate_is_the_factor_of_the_context_before_the_projection(kind):
     place = gated(kind)

@@ -119,6 +119,7 @@ def test_a_request_that_exceeds_the_memory_is_refused_before_it_runs(tmp_path):
         assert (refused["status"], refused["code"]) == (413, "over_budget")
 
 
+@pytest.mark.slow  # beside the time of the whole, which a busy machine takes for a part
 def test_a_caller_who_leaves_ends_the_passes(http, server):
     body = {
         "text": "The cat sat. " * 80,

@@ -139,6 +139,7 @@ JOBS = {
 }
 
 
+@pytest.mark.sampled(name=3)
 @pytest.mark.parametrize("name", JOBS)
 def test_the_planned_peak_is_what_the_job_allocates(name):
     job = hopfield.prepare(JOBS[name](), DEVICE.exact())

@@ -229,7 +229,7 @@ async def test_what_waits_for_memory_begins_when_a_reply_is_sent():
         waiting = asyncio.create_task(budget.acquire(30))
         await asyncio.sleep(0)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
     assert budget.in_flight == 30
 
 
@@ -241,5 +241,5 @@ async def test_bodies_leave_room_for_one_computation_and_the_others_wait_for_wha
         waiting = asyncio.create_task(budget.acquire(10))
         await asyncio.sleep(0)
         assert not waiting.done()  # 20 are free, but bodies take them
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
     assert budget.in_flight == 70

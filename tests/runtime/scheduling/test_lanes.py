@@ -60,7 +60,7 @@ async def test_work_stops_when_its_caller_leaves_and_its_memory_is_given_back(en
     since = time.monotonic()
     while engine.budget.in_flight:
         await asyncio.sleep(0.005)
-        assert time.monotonic() - since < 3
+        assert time.monotonic() - since < 30  # a tenth of a second on a machine that does nothing else
     assert (await engine.forward(None, TINY)).output.shape == (1, 2, 4, 8)
     await engine.stop()
 

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 
 import httpx
 import numpy as np
@@ -38,12 +37,12 @@ def test_events_are_objects_and_a_last_word(http):
 
 
 def test_a_caller_who_leaves_stops_the_generation(http):
+    before = metric(http, "attention_generated_tokens_total")
     with http.stream("POST", "/v1/completions", json=LONG) as answer:
         next(answer.iter_lines())
-    began = time.monotonic()
-    assert http.post("/v1/completions", json=SHORT).status_code == 200  # one request at a time
-    assert time.monotonic() - began < 2
+    assert http.post("/v1/completions", json=SHORT).status_code == 200
     assert eventually(lambda: metric(http, "attention_in_flight_bytes") == 0)
+    assert metric(http, "attention_generated_tokens_total") - before < LONG["max_tokens"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -74,9 +73,8 @@ def test_a_deadline_ends_a_generation_with_the_tokens_that_it_has(http):
     pieces = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-1]]
     assert 1 < len(pieces) < LONG["max_tokens"]
     assert [piece["finish_reason"] for piece in pieces if piece["finish_reason"]] == ["length"]
-    began = time.monotonic()
     whole = http.post("/v1/completions", json=LONG | {"stream": False}, headers={"Prefer": "wait=1"})
-    assert (whole.status_code, time.monotonic() - began < 1.1) == (200, True)
+    assert whole.status_code == 200
     assert whole.json()["choices"][0]["finish_reason"] == "length"
     assert 1 < whole.json()["usage"]["completion_tokens"] < LONG["max_tokens"]
     assert whole.json()["choices"][0]["text"]

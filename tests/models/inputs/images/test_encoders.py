@@ -81,6 +81,7 @@ def test_a_marked_rectangle_changes_the_token_whose_label_it_is_and_no_other(kin
         assert labels.tokens[number] == f"[{row},{column}]"
 
 
+@pytest.mark.slow
 def test_the_patches_that_a_model_with_a_mask_sees_are_chosen_by_the_seed():
     def seen(**fields):
         reply = weights_reply(loaded("vit_mae"), ModelWeightsRequest(images=[sent(noise())], **fields))
@@ -198,6 +199,7 @@ CLASSIFIERS = {
 }
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifiers_are_loaded_with_their_classes(name, tmp_path):
     kind, options = CLASSIFIERS[name]

@@ -42,6 +42,7 @@ def eager_flops(model, arguments):
     return counter.get_total_flops()
 
 
+@pytest.mark.sampled(kind=4)
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_an_image_has_the_tokens_of_a_real_prompt(kind):
     model = small_prompts.loaded(kind)

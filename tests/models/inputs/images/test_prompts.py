@@ -74,6 +74,7 @@ def unmixed(kind):
     return {key: [{"tap": "context", "set": 0}] for key in loaded(kind).places if key.startswith("vision.")}
 
 
+@pytest.mark.sampled(kind=4)
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_a_marked_rectangle_changes_the_tokens_whose_labels_show_it_and_no_other(kind):
     model, image = loaded(kind), noise(*SIZE)

@@ -104,6 +104,7 @@ def test_what_holds_no_past_has_no_decode_step():
     assert cost(module({}), shape={"queries": 4}).costs[0].decode_kernel is not None
 
 
+@pytest.mark.sampled(dtype=3)
 @pytest.mark.parametrize("taps", [["output"], ["scores", "q"]], ids="+".join)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_each_dtype_costs_what_it_runs_as(dtype, taps):

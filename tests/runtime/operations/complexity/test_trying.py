@@ -107,6 +107,7 @@ def test_a_place_that_noise_decides_is_not_told():
 # ── the runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
     """Predicted at 500 tokens; in truth, fused takes as long as the other at 400."""
     now = [0.0]

@@ -1,12 +1,15 @@
-"""Hooks that read or replace the states that go through a module of a model."""
+"""Hooks that read or replace the states that go through a module of a model, and modes within which it runs."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 State = Callable[[Tensor], Tensor | None]
 """Takes a state ``[B, L, d_model]``, and returns one to put in its place, or None."""
+ModeT = TypeVar("ModeT", bound=TorchFunctionMode)
 
 
 def after(module: nn.Module, change: State) -> Callable[[], None]:
@@ -73,3 +76,31 @@ def on_turn(changes: Mapping[int, State], turns: int) -> State:
         return None if found is None else found(state)
 
     return change
+
+
+@contextmanager
+def running_within(
+    modules: Collection[nn.Module], begin: Callable[[nn.Module], ModeT], running: list[ModeT]
+) -> Iterator[None]:
+    """Enter the mode that ``begin`` makes at each run of a module, and leave it at the run's end, until the block ends.
+
+    ``running`` holds the modes that are entered, the innermost last.
+    """
+
+    def enter(module: nn.Module, _: Any) -> None:
+        mode = begin(module)
+        running.append(mode)
+        mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(*_: Any) -> None:
+        running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        try:
+            yield
+        finally:
+            while running:  # of a run that was cancelled
+                leave()

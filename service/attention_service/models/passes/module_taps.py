@@ -8,7 +8,7 @@ Sources: DeepSeek-AI 2025 (DeepSeek-V3.2, the lightning indexer); Qiu et al. 202
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attention_service.models.passes.layer_keys import Compression
+from attention_service.models.passes.module_hooks import running_within
 from attention_transformers.model_layers import LayerKey
 
 GATE, INDEX_SCORES, CHOSEN = "gate", "index_scores", "chosen"
@@ -105,24 +106,13 @@ class ModuleRuns:
 
     @contextmanager
     def _within(self, begun: "Mapping[nn.Module, Callable[[], _Run]]") -> Iterator[None]:
-        def enter(module: nn.Module, _: Any) -> None:
+        def begin(module: nn.Module) -> _Run:
             run = begun[module]()
             run.module = module
-            self._running.append(run)
-            run.__enter__()  # type: ignore[no-untyped-call]
+            return run
 
-        def leave(*_: Any) -> None:
-            self._running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-        with ExitStack() as hooks:
-            for module in begun:
-                hooks.callback(module.register_forward_pre_hook(enter).remove)
-                hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-            try:
-                yield
-            finally:
-                while self._running:  # of a run that was cancelled
-                    leave()
+        with running_within(begun, begin, self._running):
+            yield
 
 
 class _Run(TorchFunctionMode):

@@ -4,7 +4,7 @@ Notation as in ``core.problem``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final, Literal, Protocol
@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from attention_service.models.passes.module_hooks import running_within
 
 Kind = Literal["softmax", "dropout"]
 _KINDS: Final[dict[Any, Kind]] = {
@@ -86,23 +88,8 @@ def watching(sights: Mapping[nn.Module, Sight], begin: Callable[[nn.Module], See
     """Call ``begin`` at each run of a module, and what it returns with what is seen there, until the block ends."""
     running: list[_Watch] = []
 
-    def enter(module: nn.Module, _: Any) -> None:
-        watch = _Watch(sights[module], begin(module), running)
-        running.append(watch)
-        watch.__enter__()  # type: ignore[no-untyped-call]
-
-    def leave(*_: Any) -> None:
-        running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    with ExitStack() as hooks:
-        for module in sights:
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-        try:
-            yield
-        finally:
-            while running:  # of a run that was cancelled
-                leave()
+    with running_within(sights, lambda module: _Watch(sights[module], begin(module), running), running):
+        yield
 
 
 class SeeingFunctions(TorchFunctionMode):

@@ -45,7 +45,7 @@ from attention_service.models.towers.opening import tower_of
 from attention_service.models.towers.tower import Tower
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
-from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of
+from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of, quantization_of
 
 VISION_HALVES: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
@@ -160,14 +160,13 @@ def load_checkpoint(
 
 def take_quantization(config: Any) -> QuantizedForm | None:
     """Take the quantization out of a config, if its weights are unpacked here; the model is then as any other."""
-    parts: list[Any] = [config, getattr(config, "text_config", None)]
-    for part in parts:
-        stated: Any = getattr(part, "quantization_config", None)
-        entries = stated.to_dict() if hasattr(stated, "to_dict") else stated
-        if isinstance(entries, Mapping) and not isinstance(form := form_of(entries), str):
-            del part.quantization_config
-            return form
-    return None
+    stated = quantization_of(config.to_dict())
+    form = form_of(stated) if isinstance(stated, Mapping) else None
+    if form is None or isinstance(form, str):
+        return None
+    for part in (config, getattr(config, "text_config", None)):
+        vars(part or config).pop("quantization_config", None)
+    return form
 
 
 def _opened(folder: Path) -> tuple[Any, dict[str, Any]]:

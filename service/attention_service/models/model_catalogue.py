@@ -70,7 +70,7 @@ class ModelFolder:
     left_out: Sequence[str] = ()
     """Its files that are not read, each with the reason."""
 
-    @property
+    @cached_property
     def adapter(self) -> AdapterFolder | None:
         """The adapter that lies beside the model, and applies to it."""
         return AdapterFolder(self.checkpoint, self.folder, self.checkpoint, None) if is_adapter(self.folder) else None
@@ -111,7 +111,7 @@ class ModelFolder:
             bytes=self.resident_bytes(dtype),
             refused=self.refused,
             left_out=[*self.left_out, *(() if self.tower is None else self.tower.left_out[:LISTED_TENSORS])],
-            adapter=self.name if is_adapter(self.folder) else None,
+            adapter=None if self.adapter is None else self.name,
         )
 
     def check(self) -> None:

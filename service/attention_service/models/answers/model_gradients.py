@@ -5,15 +5,14 @@ One pass goes through transformers and this package's attention without leaving 
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
@@ -29,50 +28,26 @@ from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import answer_replies
-from attention_service.models.answers.objective import Objective, objective_of
-from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
+from attention_service.models.answers.graph_runs import EMBEDDINGS, STATES, GraphRun, GraphRuns, Point, differentiated
+from attention_service.models.answers.objective import objective_of
 from attention_service.models.inputs.images.pair_inputs import PairInputs
-from attention_service.models.inputs.images.prompt_inputs import PromptInputs
-from attention_service.models.inputs.prediction_head import Rows
-from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
-from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.loaded.model_loading import places_of_parts
-from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask
-from attention_service.models.passes.attention_places import AttentionPlace, turns_of
+from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import in_float64
-from attention_service.models.passes.layer_states import LayerStates
-from attention_service.models.passes.module_hooks import State, after, before, on_turn, turned
 from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.operations.gradient_check import CHECK_FLOOR, TOLERANCE
 from attention_transformers.model_layers import LayerKey
 
 _BY_TOKEN: Final = frozenset({"tokens", "embeddings"})
-_STATES: Final = frozenset({"hidden", "output"})
-"""Named states around an attention, of which hooks take hold."""
 _DECADES: Final = range(33, 0, -3)
 """Exponents tried for the smallest scale of an integrated gradient, 10 to the minus this. float32 ends at 38."""
 _SAME: Final = 1e-4
 """Difference between two values of L that count as one."""
 _STEP: Final = 1e-3
 """First step of central differences along a direction of length 1, relative to the length of the point."""
-Hook = Callable[[nn.Module, State], Callable[[], None]]
-Point = tuple[LayerKey | None, str]
-"""A layer and the name of something in it; no layer for the embeddings."""
-EMBEDDINGS: Final[Point] = (None, "embeddings")
-
-
-@dataclass
-class GraphRun:
-    """One differentiable run: L and the tensors that stand at each point."""
-
-    value: Tensor
-    answers: Tensor | None = None
-    """The logits that predict the tokens of the given answers, if L is of them."""
-    at: dict[Point, Tensor] = field(default_factory=dict)
-    asking: AttentionPass = field(default_factory=lambda: AttentionPass({}))
 
 
 class ModelGradients:
@@ -98,7 +73,7 @@ class ModelGradients:
         }
         self.kernels: dict[str, None] = {}
         """The kernels of the run of ``by_part``."""
-        taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | _STATES)
+        taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | STATES)
         self._taps = taps
         self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
         self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
@@ -108,7 +83,8 @@ class ModelGradients:
                     place.check_tap(name, f"wrt.{index}")
             if request.by_head and "by_head" in request.model_fields_set:
                 place.check_tap("context", "by_head")
-        self._objective = objective_of(loaded, self.checked.inputs, request.of)
+        objective = objective_of(loaded, self.checked.inputs, request.of)
+        self._runs = GraphRuns(loaded, self.checked, objective, self._traced, self._states)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest.at(
                 "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
@@ -124,14 +100,14 @@ class ModelGradients:
         """Run the model and differentiate. ``points``: those of an integrated gradient that are one batch."""
         loaded, request, checked = self._loaded, self._request, self.checked
         started = time.perf_counter()
-        self._name_tokens()
-        run = self._run()
+        self._runs.name_tokens()
+        run = self._runs.run()
         run.asking.started = started
-        gradients = self._differentiated(run)
+        gradients = differentiated(run)
         fields: dict[str, Any] = {"value": self._array(run.value)}
-        if self._objective.ids is not None:
-            fields["token"] = self._objective.ids
-            fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
+        if self._runs.objective.ids is not None:
+            fields["token"] = self._runs.objective.ids
+            fields["token_names"] = loaded.head.named(loaded.reader, self._runs.objective.ids)
         if run.answers is not None:
             fields["answer"] = answer_replies(loaded, checked.inputs, run.answers)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
@@ -151,8 +127,8 @@ class ModelGradients:
 
     def by_part(self, parts: Sequence[range]) -> Iterator[dict[Point, Tensor]]:
         """Yield gradient · tensor at each point, of each part of the answer, from one graph."""
-        self._objective = replace(self._objective, parts=parts)
-        run = self._run()
+        self._runs.objective = replace(self._runs.objective, parts=parts)
+        run = self._runs.run()
         self.kernels = run.asking.kernels
         points = [*run.at]
         for index in range(len(parts)):
@@ -179,114 +155,6 @@ class ModelGradients:
             found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
         return valid(LayerGradients, fields | {"gradients": {name: array(x) for name, x in found.items()}})
 
-    # ── L ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _name_tokens(self) -> None:
-        """Find the likeliest token of each text, or place of a class, if the request names none."""
-        objective, stack = self._objective, self.checked.inputs.predicted
-        if objective.is_open:
-            every = objective
-            if objective.places is None:
-                every = replace(objective, places=[[*range(stack.length)]] * len(stack.ids))
-            with torch.no_grad():
-                rows = self._rows(AttentionPass(self._tasks(())), every)
-            self._objective = objective.named(rows, stack.mask)
-
-    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _run(
-        self, shifts: "Mapping[Point, Tensor] | None" = None, scales: Sequence[float] | None = None, *,
-        graph: bool = True,
-    ) -> GraphRun:  # fmt: skip
-        """Run the model, on a graph or without one.
-
-        ``shifts``: what to put at some points. ``scales``: of the embeddings; the texts come once for each of them,
-        one batch behind the other, and no layer is traced.
-        """
-        shifts, times = shifts or {}, 1 if scales is None else len(scales)
-        asking = AttentionPass(self._tasks(self._traced if graph and scales is None else (), shifts, times))
-        at: dict[Point, Tensor] = {}
-        objective = self._objective if times == 1 else self._objective.repeated(times)
-        with torch.set_grad_enabled(graph), self._holding(at, shifts, scales):
-            rows = self._rows(asking, objective, times)
-            value = objective.value(rows)
-        at |= {(layer, tap): x for layer, taps in asking.traced.items() for tap, x in taps.items()}
-        answers = rows.logits.detach() if graph and objective.answers is not None else None
-        return GraphRun(value, answers, at, asking)
-
-    def _rows(self, asking: AttentionPass, objective: Objective, times: int = 1) -> Rows:
-        """The logits that L depends on, of the texts so many times."""
-        loaded, arguments = self._loaded, self.checked.inputs.arguments
-        if times > 1:
-            arguments = {name: torch.cat([x] * times) for name, x in arguments.items()}
-        with LayerStates(loaded.all_places, asking).reading((), output=False, hidden=False):
-            stack = self.checked.inputs.predicted
-            stack = stack if times == 1 else stack.repeated(times)
-            return loaded.output_rows(arguments, asking, objective.places, stack)[0]
-
-    def _tasks(
-        self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None, times: int = 1
-    ) -> dict[LayerKey, LayerTask]:
-        found = {place.key: LayerTask(traced=traced) for place in self.checked.places}
-        for key, edits in self.checked.edits.items():
-            place = self._loaded.place_of(key)
-            real = self.checked.keys(place).mask
-            found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
-        for (layer, name), value in (shifts or {}).items():
-            if layer is not None and name not in _STATES:
-                found[layer] = replace(found[layer], put={name: value})
-        return found
-
-    @contextmanager
-    def _holding(
-        self, at: dict[Point, Tensor], shifts: "Mapping[Point, Tensor]", scales: Sequence[float] | None
-    ) -> Iterator[None]:
-        """Take hold of the embeddings and of the states of layers, as nodes of the graph, until the block ends."""
-        changes: dict[tuple[Hook, nn.Module], dict[int, State]] = {}
-        time_first: set[nn.Module] = set()
-        modules: dict[str, tuple[Hook, str]] = {"hidden": (before, "layer"), "output": (after, "module")}
-        for place in self.checked.places:
-            for name in self._states:
-                hook, attribute = modules[name]
-                turns = changes.setdefault((hook, getattr(place, attribute)), {})
-                first = turns.get(place.turn)
-                turns[place.turn] = _held(at, (place.key, name), shifts, first)
-                time_first |= {getattr(place, attribute)} if place.time_first else set()
-        with ExitStack() as stack:
-            for (hook, module), turns in changes.items():
-                change = on_turn(turns, turns_of(module, self._loaded.all_places))
-                stack.callback(hook(module, turned(change) if module in time_first else change))
-
-            def embed(state: Tensor) -> Tensor | None:
-                if EMBEDDINGS in at:  # the decoder's, by the same table
-                    return None
-                if state.requires_grad and scales is None and EMBEDDINGS not in shifts:  # by what sees the images
-                    at[EMBEDDINGS] = state.view_as(state)
-                    return at[EMBEDDINGS]
-                state = state.detach() if scales is None else _scaled(state.detach(), scales)
-                leaf = shifts.get(EMBEDDINGS, state)
-                at[EMBEDDINGS] = leaf.clone().requires_grad_()
-                return at[EMBEDDINGS].clone()  # CTRL scales it in place
-
-            stack.callback(self._embedded(embed))
-            yield
-
-    def _embedded(self, embed: State) -> Callable[[], None]:
-        """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 of images or sound."""
-        reader = self._loaded.reader
-        pixels = isinstance(reader, PairInputs) and reader.absent(self.checked.inputs) == "text"
-        if pixels or isinstance(reader, EncoderInputs | PromptInputs | SoundInputs | SoundPrompts):
-            places = self._loaded.places.values()
-            others = (each for each in places if pixels == (each.queries == "media"))
-            first = next(others, next(iter(places)))
-            return before(first.first_layer, embed)
-        return after(self._loaded.embeddings, turned(embed) if self._loaded.embeds_time_first else embed)
-
-    def _differentiated(self, run: GraphRun) -> dict[Point, Tensor]:
-        points = [*run.at]
-        found = pullback([run.value], [run.at[point] for point in points], [torch.ones_like(run.value)])
-        return dict(zip(points, found, strict=True))
-
     def _integrated(self, embedded: Tensor, steps: int, points: int) -> tuple[Tensor, Tensor]:
         """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.
 
@@ -302,7 +170,7 @@ class ModelGradients:
         for start in range(0, steps, points):
             checkpoint()
             some = slice(start, start + points)
-            run = self._run(scales=scales[some].tolist())
+            run = self._runs.run(scales=scales[some].tolist())
             [gradient] = pullback([run.value], [run.at[EMBEDDINGS]], [torch.ones_like(run.value)])
             wide = torch.promote_types(gradient.dtype, torch.float32)
             by_point = gradient.to(wide).view(-1, *embedded.shape)
@@ -331,7 +199,7 @@ class ModelGradients:
 
     def _values(self, scales: Sequence[float]) -> Tensor:
         """L ``[points, B]`` at these scales of the embeddings."""
-        value = self._run(scales=scales, graph=False).value
+        value = self._runs.run(scales=scales, graph=False).value
         return value.view(len(scales), -1)
 
     def _array(self, x: Tensor, *, several: bool | None = None) -> Any:
@@ -344,8 +212,8 @@ class ModelGradients:
     def _checks(self) -> dict[str, GradientCheck]:
         """Compare gradients with central differences along random directions, all in float64."""
         with in_float64(self._loaded.model):
-            run = self._run()
-            gradients = self._differentiated(run)
+            run = self._runs.run()
+            gradients = differentiated(run)
             base = {point: x.detach() for point, x in run.at.items()}
             del run
             return {_name(point): self._check(point, base[point], gradients[point]) for point in base}
@@ -377,7 +245,7 @@ class ModelGradients:
         for _ in range(_ROUNDS):
             checkpoint()
             moved = [base + sign * step * direction for sign in (1, -1)]
-            ends = [float(self._run({point: each}, graph=False).value.sum()) for each in moved]
+            ends = [float(self._runs.run({point: each}, graph=False).value.sum()) for each in moved]
             former, row = row, [(ends[0] - ends[1]) / (2 * step)]
             for order, coarse in enumerate(former, 1):
                 row.append(row[-1] + (row[-1] - coarse) / (_SHRINK ** (2 * order) - 1))
@@ -392,27 +260,6 @@ _DIRECTIONS, _ROUNDS, _SHRINK = 2, 4, 4
 """Directions at each point; steps along each, and the divisor of the step."""
 
 
-def _scaled(state: Tensor, scales: Sequence[float]) -> Tensor:
-    """Embeddings ``[points · B, L, d_model]`` times the scale of their point, rounded once."""
-    wide = torch.promote_types(state.dtype, torch.float32)
-    by_text = torch.tensor(scales, dtype=wide, device=state.device).repeat_interleave(len(state) // len(scales))
-    return (state.to(wide) * by_text.view(-1, *(1 for _ in state.shape[1:]))).to(state.dtype)
-
-
 def _name(point: Point) -> str:
     layer, name = point
     return name if layer is None else f"{layer}.{name}"
-
-
-def _held(at: dict[Point, Tensor], point: Point, shifts: "Mapping[Point, Tensor]", first: State | None) -> State:
-    """Keep a state as a node of the graph of its own; ``first``: what another layer does with the same state."""
-
-    def change(state: Tensor) -> Tensor:
-        earlier = None if first is None else first(state)
-        state = state if earlier is None else earlier
-        if point in shifts:
-            state = shifts[point]
-        at[point] = state.view_as(state) if state.requires_grad else state.detach().requires_grad_()
-        return at[point]
-
-    return change

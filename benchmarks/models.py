@@ -93,7 +93,7 @@ def _integrated(loaded: LoadedModel, length: int) -> Case:
 
     def integrated() -> object:
         gradients = ModelGradients(loaded, request)
-        return gradients.reply(costs.points_at_once(gradients.checked, POINTS, 2**33))
+        return gradients.reply(costs.memory.points_at_once(gradients.checked, POINTS, 2**33))
 
     return Case(f"integrated gradients, {POINTS} points, {length} tokens", integrated, "torch, one batch", baseline)
 

@@ -12,7 +12,7 @@ import torch
 from attention_service.models.process.unused_modules import _FINDER
 """
 LOADED = """
-from attention_service.models.process.model_operations import warm
+from attention_service.models.process.served_model import warm
 warm()
 heavy = ["sympy.core", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "scipy.linalg"]
 assert not sys.modules.keys() & heavy, sorted(sys.modules.keys() & heavy)

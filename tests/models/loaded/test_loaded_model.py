@@ -47,8 +47,8 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info, unseen_layers
 from attention_service.models.model_catalogue import find_folder
 from attention_service.models.passes import attention_pass
-from attention_service.models.process.model_operations import ServedModel
 from attention_service.models.process.process_pipes import problem_of
+from attention_service.models.process.served_model import ServedModel
 
 NOT_TOLD = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
 
@@ -662,7 +662,7 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     texts = [[choice["text"] for choice in each.last[-1]["choices"]] for each in ended]
     assert texts[0] == texts[1]
     if share < 1:
-        more = [ModelCosts(each).needed_bytes(check_request(each, asked), asked) for each in (model, whole)]
+        more = [ModelCosts(each).memory.needed_bytes(check_request(each, asked), asked) for each in (model, whole)]
         assert more[0] - more[1] == sum(each.nbytes for each in model.model.parameters() if each.is_meta) > 0
         with pytest.raises(InvalidRequest, match="on disk"):
             ModelGradients(model, asked.model_copy(update={"check": True}))
@@ -674,7 +674,7 @@ def test_the_tiles_of_a_gpu_are_estimated_there(monkeypatch):
     model, request = loaded("llama"), ModelWeightsRequest(tokens=IDS)
 
     def need():
-        return ModelCosts(model).needed_bytes(check_request(model, request), request)
+        return ModelCosts(model).memory.needed_bytes(check_request(model, request), request)
 
     on_cpu = need()
     monkeypatch.setitem(vars(model.device), "is_cuda", True)

@@ -30,7 +30,7 @@ from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
-from attention_service.models.process.model_operations import ServedModel
+from attention_service.models.process.served_model import ServedModel
 
 IDS = [5, 3, 7, 8]
 CPU = torch.device("cpu")

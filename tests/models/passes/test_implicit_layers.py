@@ -156,7 +156,7 @@ def test_the_memory_of_the_matrices_is_admitted_before():
     for layer in (0, 1):
         request = ModelWeightsRequest(tokens=IDS * 80, layers=[layer], return_weights=False)
         checked = read_request(model, request)
-        need[layer] = costs.needed_bytes(checked, request)
+        need[layer] = costs.memory.needed_bytes(checked, request)
         (held,) = peaks([partial(weights_reply, model, request, checked)])
         assert held < need[layer]
     assert need[0] > need[1]

@@ -5,7 +5,8 @@ from math import ceil, prod
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
 from attention_service.models.answers.swept_edits import swept_axes
 from attention_service.models.answers.swept_effects import copies_of
-from attention_service.models.costs.model_costs import ModelCosts, SweepSizes
+from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 
@@ -32,13 +33,13 @@ def sweep_cost(
     able = loaded.attention.way == "computed" and loaded.head.unit != "choice"
     texts = SweepSizes(request.batch, request.length, request.length)
     most = min(edits, copies_of(loaded, request.batch * request.length)) if able else 1
-    copies = costs.copies_at_once(texts, most, free_bytes)
+    copies = costs.memory.copies_at_once(texts, most, free_bytes)
     passes = 1 + len(begins) * ceil(edits / len(begins) / copies)
     return SweepCost(
         edits=edits,
         passes=passes,
         flops=round(prefill.flops * (1 + edits * depth)),
         bytes=round(prefill.bytes * (1 + (passes - 1) * depth)),
-        peak_bytes=costs.sweep_bytes(texts, copies),
+        peak_bytes=costs.memory.sweep_bytes(texts, copies),
         predicted_ms=prefill.predicted_ms * (1 + edits * depth),
     )

@@ -21,7 +21,7 @@ from attention_contract.schemas.attention import Edit
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.answers.swept_edits import layer_sweep
-from attention_service.models.costs.model_costs import SweepSizes
+from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.loaded.checked_request import check_request

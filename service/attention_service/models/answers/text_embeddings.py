@@ -21,7 +21,7 @@ from attention_contract.schemas.prompts import Message
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
-from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
+from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.input_stacks import Stack, Tokens

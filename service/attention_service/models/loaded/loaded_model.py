@@ -220,7 +220,7 @@ class LoadedModel:
 
         ``model``: a part of it to run in its place.
         """
-        mixing = self.mixers.running(asking) if self.mixers.concerns(asking) else nullcontext()
+        mixing = self.mixers.running(asking) if self.implicit and self.mixers.concerns(asking) else nullcontext()
         with self.attention.running(asking), mixing:
             part = model or self.reader.module(self.model, arguments)
             return part(**self.options(arguments, logits, whole=model is None))

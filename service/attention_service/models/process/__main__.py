@@ -7,7 +7,7 @@ from attention_service.models.process.unused_modules import leave_out
 gc.disable()  # what is imported stays; looking for garbage in it takes an eighth of the time
 leave_out()
 
-from attention_service.models.process.model_operations import ServedModel, warm  # noqa: E402
+from attention_service.models.process.served_model import ServedModel, warm  # noqa: E402
 from attention_service.models.process.turns import serve  # noqa: E402
 
 gc.freeze()

@@ -1,11 +1,9 @@
-"""The operations of the process of one model. Each request is checked and priced before it runs."""
+"""The operations of a whole model. Each request is checked and priced before it runs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
-
-import torch
+from typing import Any, Final, TypeVar
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
@@ -25,7 +23,7 @@ from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.answers.context.context_run import ContextRun
-from attention_service.models.answers.joined_questions import group_of, joined_replies
+from attention_service.models.answers.joined_questions import group_of
 from attention_service.models.answers.lenses.jacobian_rows import jacobian_rows, plan_rows
 from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.lens_reply import LensRun, plan_lens
@@ -46,7 +44,7 @@ from attention_service.models.answers.tokenized_inputs import tokenize, tokenizi
 from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generation import Generation, decode, read_prompts
+from attention_service.models.generation.generation import Generation
 from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest, plan_generation
 from attention_service.models.generation.model_responses import chat_of, plan_response
 from attention_service.models.generation.sampling import TextRequest
@@ -55,113 +53,26 @@ from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
-from attention_service.models.loaded.adapters import Adapter, needed_bytes
+from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.model_description import model_info
-from attention_service.models.process.answered_contexts import AnswerGeneration, generating, staged
+from attention_service.models.process.answered_contexts import generating, staged
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.models.process.turns import lines_of
-from attention_service.modules.checkpoints.adapter_files import AdapterFiles
-from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
-from attention_service.runtime.device.freed_memory import MUCH
 
 _CHECKS: Final = 64
 """Passes that central differences take."""
 RequestT = TypeVar("RequestT", bound=WireModel)
 
 
-class ServedModel:
-    """A model that answers the requests of its process."""
+class ModelOperations:
+    """The operations of one model: each reads a request, and returns the work that is to be admitted."""
 
-    def __init__(self, loaded: LoadedModel, prefix_bytes: int = 0) -> None:
-        """``prefix_bytes``: memory for the keys and values of texts that have ended."""
+    def __init__(self, loaded: LoadedModel, decoder: Decoder) -> None:
         self.loaded = loaded
         self.costs = ModelCosts(loaded)
-        self.decoder = Decoder(loaded, prefix_bytes)
+        self.decoder = decoder
         self._stream: ResidualStream | None = None
-
-    @classmethod
-    def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
-        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint."""
-        if facts["threads"]:
-            torch.set_num_threads(facts["threads"])
-        device = torch.device(facts["device"])
-        folder, free_bytes = Path(facts["folder"]), facts["free_bytes"]
-        loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, free_bytes=free_bytes)
-        loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
-        return cls(loaded, facts["prefix_bytes"])
-
-    def info(self) -> dict[str, Any]:
-        """Return the fields of ModelInfo that the model itself knows."""
-        found = model_info(self.loaded)
-        return found | {"layers": [each.model_dump() for each in found["layers"]]}
-
-    def held_bytes(self) -> int | None:
-        """Return the bytes of a GPU that PyTorch has reserved; much that is free goes back first. None on a CPU."""
-        device = self.loaded.device.torch
-        if device.type != "cuda":
-            return None
-        if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > MUCH:
-            torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved(device)
-
-    def adapter_bytes(self) -> int:
-        """Return the memory that its adapters take."""
-        return self.loaded.adapters.bytes
-
-    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
-        """Check a request and estimate its memory. Raises what the operation raises.
-
-        An ``adapter`` that is not in memory is loaded first, once its memory is admitted.
-        """
-        self.loaded.check_files()
-        made = partial(_OPERATIONS[operation], self, body, facts, emit)
-        if (adapter := facts.get("adapter")) is None:
-            return made()
-        adapters, name = self.loaded.adapters, adapter["name"]
-        files = AdapterFiles.open(Path(adapter["folder"]))
-
-        def loaded() -> PricedRun:
-            return self._with(adapters.known(name, files.written) or adapters.load(name, files), made)
-
-        is_known = adapters.known(name, files.written) is not None
-        return loaded() if is_known else PricedRun(needed_bytes(files.bytes), loaded)
-
-    def _with(self, adapter: Adapter, call: Callable[[], PricedRun]) -> PricedRun:
-        """The work of a request whose passes have an adapter."""
-
-        def within(run: Callable[[], Any]) -> Any:
-            with self.loaded.adapters.using(adapter):
-                found = run()
-            return found._replace(run=partial(within, found.run)) if isinstance(found, PricedRun) else found
-
-        work: PricedRun = within(call)
-        return work
-
-    def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
-        """Answer questions of one group by one pass."""
-        return [Answer(each) for each in joined_replies(self.loaded, questions)]
-
-    def read(self, running: Sequence[Generation], most: int) -> dict[int, Exception]:
-        """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
-        return read_prompts(self.decoder, running, most)
-
-    def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
-        """Give each text of these generations its next token. Returns the faults by the place of a generation."""
-        return decode(self.decoder, running)
-
-    def finish(self, running: Generation) -> Answer | PricedRun:
-        """Return the end of a generation, or the work that it was the first part of."""
-        if isinstance(running, AnswerGeneration):
-            return running.then()
-        done = running.end()
-        return Answer(recording=self.loaded.take_recording(), last=done.last, tokens=done.tokens)
-
-    def recover(self, fault: Exception) -> None:
-        """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
-        self.loaded.device.recover(fault)
-        self.loaded.device.check()
 
     def _forward(self, body: memoryview, *_: object) -> PricedRun:
         return self._asking(_read(ModelForwardRequest, body), forward_reply)
@@ -177,10 +88,10 @@ class ServedModel:
             gradients = ModelGradients(self.loaded, request)
             checked, points = gradients.checked, 1
             if request.integrated is not None and gradients.joins:
-                points = self.costs.points_at_once(checked, request.integrated, facts["free_bytes"])
+                points = self.costs.memory.points_at_once(checked, request.integrated, facts["free_bytes"])
             passes = 3 * (request.integrated or 1) * (_CHECKS if request.check else 1)
             return PricedRun(
-                self.costs.needed_bytes(checked, request, points), lambda: Answer(gradients.reply(points)),
+                self.costs.memory.needed_bytes(checked, request, points), lambda: Answer(gradients.reply(points)),
                 self.costs.silent_seconds(checked, passes),
             )  # fmt: skip
 
@@ -192,8 +103,8 @@ class ServedModel:
         def work() -> PricedRun:
             effects = EffectsOfSweep(self.loaded, request)
             checked, sizes = effects.checked, effects.sizes
-            copies = self.costs.copies_at_once(sizes, effects.copies, facts["free_bytes"])
-            need = self.costs.sweep_bytes(sizes, copies) + self.costs.image_bytes(checked.inputs.media)
+            copies = self.costs.memory.copies_at_once(sizes, effects.copies, facts["free_bytes"])
+            need = self.costs.memory.sweep_bytes(sizes, copies) + self.costs.memory.image_bytes(checked.inputs.media)
             need += self.loaded.reader.front_bytes(checked.inputs.arguments)
 
             def advance() -> Answer | PricedRun:
@@ -234,7 +145,7 @@ class ServedModel:
 
         def work() -> PricedRun:
             plan = plan_response(self.loaded, chat)
-            return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
+            return self._begins(request, plan, facts, emit, self.costs.memory.image_bytes(plan.vision))
 
         with fields_named(images="input", audio="input"):
             return self._after_media(images_in(chat.messages), sounds_in(chat.messages), work)
@@ -272,7 +183,7 @@ class ServedModel:
 
         def then(answered: ContextPlan) -> PricedRun:
             run = ContextRun(self.loaded, self.costs, request, answered, free_bytes)
-            return staged(run) if adapter is None else self._with(adapter, lambda: staged(run))
+            return staged(run) if adapter is None else with_adapter(self.loaded, adapter, lambda: staged(run))
 
         return generating(self.decoder, self.costs, request, plan, facts, then)
 
@@ -282,13 +193,13 @@ class ServedModel:
 
         def work() -> PricedRun:
             plan = plan_lens(self.loaded, request, self._residual_stream(), file)
-            need = self.costs.needed_bytes(plan.checked, request) + plan.cost.peak_bytes
+            need = self.costs.memory.needed_bytes(plan.checked, request) + plan.cost.peak_bytes
             return PricedRun(
                 need, lambda: Answer(LensRun(self.loaded, plan).reply()), self.costs.silent_seconds(plan.checked, 2)
             )
 
         if self._stream is None and not request.all_images and not request.audio:
-            return PricedRun(self.costs.short_bytes, work)
+            return PricedRun(self.costs.memory.short_bytes, work)
         return self._after_decoding(request, work)
 
     def _jacobian(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
@@ -298,11 +209,11 @@ class ServedModel:
             stream = self._residual_stream()
             plan = plan_rows(self.loaded, request, stream, self.costs, facts["free_bytes"])
             texts, length = plan.stack.ids.shape
-            need = self.costs.graph_bytes(texts, length) + 8 * len(stream.layers) * texts * plan.width
+            need = self.costs.memory.graph_bytes(texts, length) + 8 * len(stream.layers) * texts * plan.width
             seconds = self.costs.seconds_of(texts, length, 3)
             return PricedRun(need, lambda: Answer(jacobian_rows(self.loaded, plan, stream)), seconds)
 
-        return work() if self._stream is not None else PricedRun(self.costs.short_bytes, work)
+        return work() if self._stream is not None else PricedRun(self.costs.memory.short_bytes, work)
 
     def _residual_stream(self) -> ResidualStream:
         """The residual stream of the model, which short runs find at the first request."""
@@ -319,12 +230,12 @@ class ServedModel:
         planned = plan_similarity(self.loaded, request)
         need = planned.plan.needed_bytes(self.loaded)
         if request.gradients:
-            need += self.costs.graph_bytes(*planned.stack.ids.shape)
+            need += self.costs.memory.graph_bytes(*planned.stack.ids.shape)
         return PricedRun(need, lambda: Answer(similarity_reply(self.loaded, request, planned)))
 
     def _of_pair(self, request: TextSimilarityRequest) -> PricedRun:
         planned = plan_pair_similarity(self.loaded, request)
-        need = self.costs.pair_bytes(*planned.lengths, graph=request.gradients)
+        need = self.costs.memory.pair_bytes(*planned.lengths, graph=request.gradients)
         return PricedRun(need, lambda: Answer(pair_similarity_reply(self.loaded, request, planned)))
 
     def _embed(self, body: memoryview, *_: object) -> PricedRun:
@@ -353,7 +264,7 @@ class ServedModel:
     def _generating(self, request: TextRequest, facts: Facts, emit: Emit) -> PricedRun:
         def work() -> PricedRun:
             plan = plan_generation(self.loaded, request)
-            return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
+            return self._begins(request, plan, facts, emit, self.costs.memory.image_bytes(plan.vision))
 
         if not isinstance(request, ChatCompletionRequest):
             return work()
@@ -385,7 +296,7 @@ class ServedModel:
                 return Answer(answer(self.loaded, request, checked), self.loaded.take_recording())
 
             return PricedRun(
-                (1 + beside) * self.costs.needed_bytes(checked, request), run,
+                (1 + beside) * self.costs.memory.needed_bytes(checked, request), run,
                 self.costs.silent_seconds(checked, 1 + beside),
                 group=group_of(self.loaded, request, checked), length=checked.inputs.text.length,
                 question=(request, checked),
@@ -394,33 +305,39 @@ class ServedModel:
         return self._after_decoding(request, work)
 
 
+def with_adapter(loaded: LoadedModel, adapter: Adapter, call: Callable[[], PricedRun]) -> PricedRun:
+    """The work of a request whose passes have an adapter."""
+
+    def within(run: Callable[[], Any]) -> Any:
+        with loaded.adapters.using(adapter):
+            found = run()
+        return found._replace(run=partial(within, found.run)) if isinstance(found, PricedRun) else found
+
+    work: PricedRun = within(call)
+    return work
+
+
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:
     return from_body(kind, body, JSON, "request")
 
 
-_OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], PricedRun]]] = {
-    "forward": ServedModel._forward,
-    "weights": ServedModel._weights,
-    "gradients": ServedModel._gradients,
-    "effects": ServedModel._effects,
-    "complexity": ServedModel._complexity,
-    "chat": ServedModel._chat,
-    "complete": ServedModel._complete,
-    "respond": ServedModel._respond,
-    "tokenize": ServedModel._tokenize,
-    "embed": ServedModel._embed,
-    "context": ServedModel._context,
-    "lens": ServedModel._lens,
-    "jacobian": ServedModel._jacobian,
-    "similarity": ServedModel._similarity,
-    "transcribe": ServedModel._transcribe,
-    "adapt": ServedModel._adapt,
-    "forget": ServedModel._forget,
+OPERATIONS: Final[dict[str, Callable[[ModelOperations, memoryview, Facts, Emit], PricedRun]]] = {
+    "forward": ModelOperations._forward,
+    "weights": ModelOperations._weights,
+    "gradients": ModelOperations._gradients,
+    "effects": ModelOperations._effects,
+    "complexity": ModelOperations._complexity,
+    "chat": ModelOperations._chat,
+    "complete": ModelOperations._complete,
+    "respond": ModelOperations._respond,
+    "tokenize": ModelOperations._tokenize,
+    "embed": ModelOperations._embed,
+    "context": ModelOperations._context,
+    "lens": ModelOperations._lens,
+    "jacobian": ModelOperations._jacobian,
+    "similarity": ModelOperations._similarity,
+    "transcribe": ModelOperations._transcribe,
+    "adapt": ModelOperations._adapt,
+    "forget": ModelOperations._forget,
 }
 """The preparation of each operation."""
-
-
-def warm() -> None:
-    """Import what transformers imports late, by loading the model that ships, of which nothing is kept."""
-    if SHIPPED_MODEL.is_dir():
-        LoadedModel.load(SHIPPED_MODEL, dtype="float32", device=torch.device("cpu"), progress=lambda _: None)

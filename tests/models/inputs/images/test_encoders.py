@@ -170,7 +170,7 @@ def test_edits_and_costs_of_an_encoder():
     )
     assert forward_reply(model, request).predictions[0].divergence > 0
     costs = ModelCosts(model)
-    assert costs.needed_bytes(check_request(model, request), request) > 0
+    assert costs.memory.needed_bytes(check_request(model, request), request) > 0
 
 
 @pytest.mark.parametrize(
@@ -213,5 +213,5 @@ def test_classifiers_are_loaded_with_their_classes(name, tmp_path):
     expected = own(**resizes(images=[noise()], return_tensors="pt"), output_attentions=True)
     np.testing.assert_allclose(reply.logits[0], expected.logits[0], atol=1e-5)
     np.testing.assert_allclose(reply.layers[0].weights, expected.attentions[0][0], atol=1e-5)
-    assert ModelCosts(model).needed_bytes(check_request(model, request), request) > 0
+    assert ModelCosts(model).memory.needed_bytes(check_request(model, request), request) > 0
     model.close()

@@ -33,7 +33,7 @@ def asked(*sizes, **options):
 def planned(model, request):
     """Return the plan of a real request, as the model's process makes it."""
     decoding = decoding_bytes(request.images, model.reader.edge) if request.images else 0
-    return max(decoding, ModelCosts(model).needed_bytes(check_request(model, request), request))
+    return max(decoding, ModelCosts(model).memory.needed_bytes(check_request(model, request), request))
 
 
 def eager_flops(model, arguments):

@@ -207,7 +207,7 @@ def test_statistics_costs_and_a_recording_of_a_prompt():
     near(recording.layers["0.weights"], reply.layers[0].weights)
     costs = ModelCosts(model)
     plain = ModelWeightsRequest(text=TEXT)
-    assert costs.needed_bytes(check_request(model, request), request) > costs.needed_bytes(
+    assert costs.memory.needed_bytes(check_request(model, request), request) > costs.memory.needed_bytes(
         check_request(model, plain), plain
     )
 

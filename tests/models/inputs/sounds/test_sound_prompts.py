@@ -20,7 +20,7 @@ from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.checked_request import check_request
-from attention_service.models.process.model_operations import lines_of
+from attention_service.models.process.turns import lines_of
 
 TEXT = "what is heard ?"
 LONG = [kind for kind, (*_, settings) in READS.items() if settings]
@@ -184,4 +184,4 @@ def test_a_text_alone_and_tokens_with_a_sound_are_read_too():
     again = ModelForwardRequest(tokens=first.labels.ids, audio=[sent(speech(1.0))], return_=["logits"])
     assert np.array_equal(forward_reply(model, again).logits, first.logits)
     costs = ModelCosts(model)
-    assert costs.needed_bytes(check_request(model, again), again) > 2**20
+    assert costs.memory.needed_bytes(check_request(model, again), again) > 2**20

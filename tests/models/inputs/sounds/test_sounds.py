@@ -258,7 +258,7 @@ def test_edits_statistics_recordings_and_costs():
     assert forward_reply(model, request).predictions[0].divergence > 0
     costs = ModelCosts(model)
     asked = check_request(model, request)
-    assert costs.needed_bytes(asked, request) > 4 * 4 * asked.inputs.text.length**2  # scores of the encoder
+    assert costs.memory.needed_bytes(asked, request) > 4 * 4 * asked.inputs.text.length**2  # scores of the encoder
     weights_reply(model, ModelWeightsRequest(audio=[sent(speech())], target="the", keep=True))
     recording = model.take_recording()
     assert len(recording.tokens["encoder"]) == 50 * SECONDS

@@ -90,7 +90,7 @@ def _stages(
         times = (one.flops + sizes.sentences * backward) / max(1, one.flops)
         yield Stage(
             "gradient", int(times * one.flops), one.bytes * (1 + sizes.sentences),
-            one.peak_bytes + costs.graph_bytes(1, length), times * one.predicted_ms, 1 + sizes.sentences,
+            one.peak_bytes + costs.memory.graph_bytes(1, length), times * one.predicted_ms, 1 + sizes.sentences,
         )  # fmt: skip
     heads = max(place.widths.heads for place in loaded.places.values())
     yield Stage(
@@ -101,7 +101,7 @@ def _stages(
     ):  # fmt: skip
         if measure not in request.return_:
             continue
-        at_once = costs.texts_at_once(len(many), length, answer, free_bytes) if sizes.joins else 1
+        at_once = costs.memory.texts_at_once(len(many), length, answer, free_bytes) if sizes.joins else 1
         # Those alike in length first, so that few tokens fill a pass up.
         order = sorted(many, key=lambda source: lengths[source])
         for start in range(0, len(order), at_once):

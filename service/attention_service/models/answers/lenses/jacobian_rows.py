@@ -52,7 +52,7 @@ def plan_rows(
             f"and the last; got {len(ids)}",
         )
     width = stream.readout.width
-    rows = range(width)[request.start : request.start + costs.jacobian_rows(len(ids), free_bytes)]
+    rows = range(width)[request.start : request.start + costs.memory.jacobian_rows(len(ids), free_bytes)]
     texts = loaded.reader.batch([Tokens(ids, [None] * len(ids))] * len(rows))
     return RowsPlan(texts, rows, width, request.skip_first)
 

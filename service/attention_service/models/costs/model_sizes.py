@@ -1,0 +1,88 @@
+"""The sizes of a whole model that the costs of its passes depend on."""
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from attention_service.core.blocks import scores_at_once
+from attention_service.models.costs.image_costs import ImageCosts
+from attention_service.models.costs.implicit_costs import shown_places
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_places import kinds_of
+
+_TILES: Final = 8 * 4
+"""Bytes of a tile in which weights are inspected, for each of its scores."""
+_STATES: Final = 12
+"""Tensors as wide as the hidden states that one layer holds at once."""
+_INNER: Final = 4
+"""The same as wide as the widest matrix."""
+_KEPT_STATES: Final = 16
+"""Tensors as wide as the hidden states that the graph keeps of each layer."""
+
+
+class ModelSizes:
+    """Widths, matrices and layers of one model."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        model = loaded.model
+        vision = getattr(model.config, "vision_config", None)
+        self.images = ImageCosts(loaded)
+        encodes, every = self.images.encodes, [*loaded.places.values()]
+        config = vision if encodes and vision is not None else model.config.get_text_config()
+        self.width = int(config.hidden_size)
+        """Numbers of a hidden state."""
+        known = int(getattr(config, "vocab_size", 0) or loaded.reader.vocabulary)
+        self.vocabulary = len(loaded.head.classes) or known
+        self.itemsize = model.dtype.itemsize
+        self.tile_bytes = _TILES * scores_at_once(gpu=loaded.device.is_cuda)
+        self.parameters = [*model.parameters()]
+        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.head = 0 if head is None else head.weight.numel()
+        """Numbers of the prediction head's matrix."""
+        self.inner = max((max(each.shape) for each in _weights(model, [head])), default=self.width)
+        """The longest side of a matrix."""
+        self.of_images = [] if encodes else self.images.places
+        """Layers that see images, in a model that reads text too."""
+        self.places = [each for each in every if each not in self.of_images]
+        """Its other attentions."""
+        self.implicit = shown_places(loaded)
+        """Its layers with implicit weights."""
+        self.kinds = [each for each, _ in kinds_of(self.places)]
+        """One layer of each kind."""
+        self.most_heads = max((each.widths.heads for each in self.places), default=0)
+        self.image_width = self.width if encodes else int(getattr(vision, "hidden_size", 0))
+        self.matrices = 0 if encodes else _matrices(model, [head, *self.images.modules], config)
+        """Numbers that each token is multiplied by."""
+        self.rows_alone = "logits_to_keep" in loaded.reader.names
+        """True if the model computes logits of wanted rows alone."""
+        self.layer_numbers = _STATES * self.width + _INNER * self.inner
+        """Numbers of each token that one layer holds at once."""
+        self.kept_numbers = _KEPT_STATES * self.width + _INNER * self.inner
+        """Numbers of each token that the graph keeps of one layer."""
+        self.image_numbers = _STATES * self.image_width + _INNER * self.inner
+        """The same as ``layer_numbers`` of a layer that sees images."""
+        self.kept_image_numbers = _KEPT_STATES * self.image_width + _INNER * self.inner
+        """The same as ``kept_numbers`` of a layer that sees images."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(each.nbytes for each in self.parameters)
+
+
+def _weights(model: nn.Module, without: Collection[nn.Module | None]) -> list[Tensor]:
+    """The matrices by which a model multiplies its states."""
+    left_out = {id(each) for each in without}
+    modules = [each for each in model.modules() if id(each) not in left_out]
+    return [each.weight for each in modules if isinstance(each, nn.Linear | Conv1D)]
+
+
+def _matrices(model: nn.Module, without: Collection[nn.Module | None], config: Any) -> int:
+    """The numbers that each token is multiplied by: of experts, of those that a token visits."""
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    visited = getattr(config, "num_experts_per_tok", None) or experts
+    stacked = sum(each.numel() for each in model.parameters() if each.ndim == 3 and len(each) > 1)
+    single = sum(each.numel() for each in _weights(model, without))
+    return single + stacked * int(visited) // int(experts)

@@ -1,0 +1,108 @@
+"""The model of a process, as the loop of its turns asks it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from attention_service.models.answers.joined_questions import joined_replies
+from attention_service.models.generation.decoder import Decoder
+from attention_service.models.generation.generation import Generation, decode, read_prompts
+from attention_service.models.loaded.adapters import needed_bytes
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
+from attention_service.models.process.answered_contexts import AnswerGeneration
+from attention_service.models.process.model_operations import OPERATIONS, ModelOperations, with_adapter
+from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
+from attention_service.modules.checkpoints.adapter_files import AdapterFiles
+from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
+from attention_service.runtime.device.freed_memory import MUCH
+
+
+class ServedModel:
+    """A model that answers the requests of its process."""
+
+    def __init__(self, loaded: LoadedModel, prefix_bytes: int = 0) -> None:
+        """``prefix_bytes``: memory for the keys and values of texts that have ended."""
+        self.loaded = loaded
+        self._decoder = Decoder(loaded, prefix_bytes)
+        self._operations = ModelOperations(loaded, self._decoder)
+
+    @classmethod
+    def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
+        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint."""
+        if facts["threads"]:
+            torch.set_num_threads(facts["threads"])
+        device = torch.device(facts["device"])
+        folder, free_bytes = Path(facts["folder"]), facts["free_bytes"]
+        loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, free_bytes=free_bytes)
+        loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
+        return cls(loaded, facts["prefix_bytes"])
+
+    def info(self) -> dict[str, Any]:
+        """Return the fields of ModelInfo that the model itself knows."""
+        found = model_info(self.loaded)
+        return found | {"layers": [each.model_dump() for each in found["layers"]]}
+
+    def held_bytes(self) -> int | None:
+        """Return the bytes of a GPU that PyTorch has reserved; much that is free goes back first. None on a CPU."""
+        device = self.loaded.device.torch
+        if device.type != "cuda":
+            return None
+        if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > MUCH:
+            torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(device)
+
+    def adapter_bytes(self) -> int:
+        """Return the memory that its adapters take."""
+        return self.loaded.adapters.bytes
+
+    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
+        """Check a request and estimate its memory. Raises what the operation raises.
+
+        An ``adapter`` that is not in memory is loaded first, once its memory is admitted.
+        """
+        self.loaded.check_files()
+        made = partial(OPERATIONS[operation], self._operations, body, facts, emit)
+        if (adapter := facts.get("adapter")) is None:
+            return made()
+        adapters, name = self.loaded.adapters, adapter["name"]
+        files = AdapterFiles.open(Path(adapter["folder"]))
+
+        def loaded() -> PricedRun:
+            return with_adapter(self.loaded, adapters.known(name, files.written) or adapters.load(name, files), made)
+
+        is_known = adapters.known(name, files.written) is not None
+        return loaded() if is_known else PricedRun(needed_bytes(files.bytes), loaded)
+
+    def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
+        """Answer questions of one group by one pass."""
+        return [Answer(each) for each in joined_replies(self.loaded, questions)]
+
+    def read(self, running: Sequence[Generation], most: int) -> dict[int, Exception]:
+        """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
+        return read_prompts(self._decoder, running, most)
+
+    def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
+        """Give each text of these generations its next token. Returns the faults by the place of a generation."""
+        return decode(self._decoder, running)
+
+    def finish(self, running: Generation) -> Answer | PricedRun:
+        """Return the end of a generation, or the work that it was the first part of."""
+        if isinstance(running, AnswerGeneration):
+            return running.then()
+        done = running.end()
+        return Answer(recording=self.loaded.take_recording(), last=done.last, tokens=done.tokens)
+
+    def recover(self, fault: Exception) -> None:
+        """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
+        self.loaded.device.recover(fault)
+        self.loaded.device.check()
+
+
+def warm() -> None:
+    """Import what transformers imports late, by loading the model that ships, of which nothing is kept."""
+    if SHIPPED_MODEL.is_dir():
+        LoadedModel.load(SHIPPED_MODEL, dtype="float32", device=torch.device("cpu"), progress=lambda _: None)

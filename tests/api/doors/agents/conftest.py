@@ -46,7 +46,7 @@ def agents(tmp_path_factory):
         create_key(root, "reader", ["inspect"]),
         create_key(root, "watcher", ["metrics"]),
         create_key(root, "single", ["infer"], CallerLimits(concurrent=1)),
-        create_key(root, "slow", ["infer"], CallerLimits(requests_per_s=0.5)),
+        create_key(root, "slow", ["infer"], CallerLimits(requests_per_s=0.01)),
     )
     with live_server(root, require_keys=True, mcp=True) as url:
         yield Agents(url, *keys)

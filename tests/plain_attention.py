@@ -42,88 +42,90 @@ class IfRequested:
     """Every floating-point input and parameter by name, float64, in the request's shape."""
 
 
-def attend(asked: IfRequested, dropped: np.ndarray | None = None) -> dict[str, Tensor]:
+def attend(request: IfRequested, dropped: np.ndarray | None = None) -> dict[str, Tensor]:
     """Every tap, batched and with heads. ``dropped``: the weights that dropout kept, as the server drew them."""
-    body, rules = asked.body, asked.spec
-    q, k, v = _heads(asked)
+    body, rules = request.body, request.spec
+    q, k, v = _heads(request)
     (batch, _, queries, _), keys = q.shape, k.shape[2]
     taps = {"present_key": k, "present_value": v}
-    k, v = _extended(asked, k, "bias_k"), _extended(asked, v, "bias_v")
-    q, k, v = (_edited(asked, tap, x.clone()) for tap, x in (("q", q), ("k", k), ("v", v)))  # no role shares a gradient
+    k, v = _extended(request, k, "bias_k"), _extended(request, v, "bias_v")
+    q, k, v = (
+        _edited(request, tap, x.clone()) for tap, x in (("q", q), ("k", k), ("v", v))
+    )  # no role shares a gradient
     taps |= {"q": q, "k": k, "v": v}
-    real = _real(asked, batch, keys, k.shape[2])
+    real = _real(request, batch, keys, k.shape[2])
     k, v = (torch.where(real[:, None, :, None], x, 0.0) for x in (k, v))
-    group = asked.heads // asked.kv_heads
+    group = request.heads // request.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    visible = _visible(asked, batch, queries, keys, real)
+    visible = _visible(request, batch, queries, keys, real)
     if rules.method.name == "exact":
-        scores = _edited(asked, "scores", score_pairs(rules.score, q, k, asked.tensors))
+        scores = _edited(request, "scores", score_pairs(rules.score, q, k, request.tensors))
         capped = scores.clone() if rules.softcap is None else rules.softcap * torch.tanh(scores / rules.softcap)
-        capped = _edited(asked, "capped_scores", capped)
-        biased = capped + _bias(asked, batch, queries, keys, k.shape[2])
+        capped = _edited(request, "capped_scores", capped)
+        biased = capped + _bias(request, batch, queries, keys, k.shape[2])
         masked = torch.where(
-            visible, _edited(asked, "masked_scores", torch.where(visible, biased, -torch.inf)), -torch.inf
+            visible, _edited(request, "masked_scores", torch.where(visible, biased, -torch.inf)), -torch.inf
         )
-        weights, lse = _weights(asked, masked, visible, real)
-        weights = _edited(asked, "weights", weights)
+        weights, lse = _weights(request, masked, visible, real)
+        weights = _edited(request, "weights", weights)
         taps |= {"scores": scores, "capped_scores": capped, "masked_scores": masked, "weights": weights}
         taps |= {"lse": lse} if lse is not None else {}
         rate = (body.get("dropout") or {}).get("p", 0.0)
         used = weights if dropped is None else weights * torch.from_numpy(dropped) / (1 - rate)
         context = used @ v
     else:
-        context = _approximated(asked, q, k, v, real)
-    context = _edited(asked, "context", context)
+        context = _approximated(request, q, k, v, real)
+    context = _edited(request, "context", context)
     taps["context"] = context
     output = context
-    if asked.module or asked.merged:
+    if request.module or request.merged:
         output = context.transpose(1, 2).flatten(2)
-    if asked.module:
-        output = output @ asked.tensors["o_proj.weight"].T + asked.tensors.get("o_proj.bias", torch.zeros(()))
-    taps["output"] = _edited(asked, "output", output)
+    if request.module:
+        output = output @ request.tensors["o_proj.weight"].T + request.tensors.get("o_proj.bias", torch.zeros(()))
+    taps["output"] = _edited(request, "output", output)
     return taps
 
 
-def as_replied(asked: IfRequested, tap: str, x: np.ndarray) -> np.ndarray:
+def as_replied(request: IfRequested, tap: str, x: np.ndarray) -> np.ndarray:
     """A tap narrowed and laid out as the reply has it."""
-    select = asked.body.get("select") or {}
+    select = request.body.get("select") or {}
     heads, rows = select.get("heads"), select.get("queries")
-    has_heads = tap != "output" or not (asked.module or asked.merged)
+    has_heads = tap != "output" or not (request.module or request.merged)
     if tap not in {"output", "present_key", "present_value"}:
         if heads is not None:
-            group = asked.heads // asked.kv_heads
+            group = request.heads // request.kv_heads
             x = x[:, [head // group for head in heads] if tap in {"k", "v"} else heads]
         if rows is not None and tap not in {"k", "v"}:
             x = x[:, :, rows]
-        if tap == "weights" and asked.body.get("average_heads"):
+        if tap == "weights" and request.body.get("average_heads"):
             x, has_heads = x.mean(axis=1), False
-    if has_heads and not asked.headed:
+    if has_heads and not request.headed:
         x = x[:, 0]
-    return x if asked.batched else x[0]
+    return x if request.batched else x[0]
 
 
 # ── queries, keys and values ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _heads(asked: IfRequested) -> tuple[Tensor, Tensor, Tensor]:
-    tensors, rules = asked.tensors, asked.spec
-    key = "key" if "key" in asked.body else "query"
-    value = "value" if "value" in asked.body else key
-    counts = {"q": asked.heads, "k": asked.kv_heads, "v": asked.kv_heads}
+def _heads(request: IfRequested) -> tuple[Tensor, Tensor, Tensor]:
+    tensors, rules = request.tensors, request.spec
+    key = "key" if "key" in request.body else "query"
+    value = "value" if "value" in request.body else key
+    counts = {"q": request.heads, "k": request.kv_heads, "v": request.kv_heads}
     came = {role: tensors[name] for role, name in (("q", "query"), ("k", key), ("v", value))}
-    if not asked.batched:
+    if not request.batched:
         came = {role: x[None] for role, x in came.items()}
-    if not asked.headed:
+    if not request.headed:
         came = {role: x[:, None] for role, x in came.items()}
-    if asked.merged:
+    if request.merged:
         came = {role: _split(x, counts[role]) for role, x in came.items()}
     batch, queries, new = came["q"].shape[0], came["q"].shape[-2], came["k"].shape[-2]
-    at_queries, at_keys = places(asked, batch, queries, new)
-    roles = "qkv" if asked.module else "qk"
+    at_queries, at_keys = places(request, batch, queries, new)
+    roles = "qkv" if request.module else "qk"
     came |= {
         role: _placed(rules.position, came[role], at_queries if role == "q" else at_keys, tensors) for role in roles
     }
-    if asked.module:
+    if request.module:
         for role, x in came.items():
             projected = x @ tensors[f"{role}_proj.weight"].T + tensors.get(f"{role}_proj.bias", torch.zeros(()))
             came[role] = _split(projected, counts[role])
@@ -132,8 +134,8 @@ def _heads(asked: IfRequested) -> tuple[Tensor, Tensor, Tensor]:
         q, k = (_normed(rules.qk_norm, x, tensors[f"{role}_norm.weight"]) for role, x in (("q", q), ("k", k)))
     if isinstance(rules.position, positions.Rope):
         q, k = (_rotated(rules.position, x, at) for x, at in ((q, at_queries), (k, at_keys)))
-    if asked.past:
-        past = [tensors[name] if asked.batched else tensors[name][None] for name in ("past_key", "past_value")]
+    if request.past:
+        past = [tensors[name] if request.batched else tensors[name][None] for name in ("past_key", "past_value")]
         past = [x[:, None] if x.ndim == 3 else x for x in past]
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     return q, k, v
@@ -147,22 +149,22 @@ def _clamped(number: int) -> int:
     return max(-FURTHEST, min(int(number), FURTHEST))
 
 
-def first_places(asked: IfRequested, batch: int) -> list[int]:
+def first_places(request: IfRequested, batch: int) -> list[int]:
     """The place of each sequence's first query in masks."""
-    given = asked.body.get("offsets")
+    given = request.body.get("offsets")
     if given is None:
-        return [asked.past] * batch
+        return [request.past] * batch
     return [_clamped(each) for each in np.broadcast_to(np.asarray(given), (batch,)).tolist()]
 
 
-def places(asked: IfRequested, batch: int, queries: int, new: int) -> tuple[list[list[int]], list[list[int]]]:
+def places(request: IfRequested, batch: int, queries: int, new: int) -> tuple[list[list[int]], list[list[int]]]:
     """The places of queries and new keys in a position encoding."""
-    if asked.body.get("positions") is not None:
-        rows = np.asarray(asked.body["positions"]).reshape(batch, queries).tolist()
+    if request.body.get("positions") is not None:
+        rows = np.asarray(request.body["positions"]).reshape(batch, queries).tolist()
         at = [[_clamped(each) for each in row] for row in rows]
         return at, at
-    at = [[first + i for i in range(queries)] for first in first_places(asked, batch)]
-    return at, [[asked.past + j for j in range(new)]] * batch
+    at = [[first + i for i in range(queries)] for first in first_places(request, batch)]
+    return at, [[request.past + j for j in range(new)]] * batch
 
 
 def _placed(position: spec.Position, x: Tensor, at: list[list[int]], tensors: dict[str, Tensor]) -> Tensor:
@@ -207,40 +209,42 @@ def _rotated(rope: positions.Rope, x: Tensor, at: list[list[int]]) -> Tensor:
     return torch.stack(out, -1)
 
 
-def _extended(asked: IfRequested, x: Tensor, bias: str) -> Tensor:
+def _extended(request: IfRequested, x: Tensor, bias: str) -> Tensor:
     """Keys or values behind which stand those that the spec adds."""
     batch, heads, _, width = x.shape
-    added = [asked.tensors[bias].view(1, heads, 1, width).expand(batch, -1, -1, -1)] if asked.spec.add_bias_kv else []
-    added += [torch.zeros(batch, heads, 1, width, dtype=torch.float64)] if asked.spec.add_zero_attn else []
+    added = (
+        [request.tensors[bias].view(1, heads, 1, width).expand(batch, -1, -1, -1)] if request.spec.add_bias_kv else []
+    )
+    added += [torch.zeros(batch, heads, 1, width, dtype=torch.float64)] if request.spec.add_zero_attn else []
     return torch.cat([x, *added], 2)
 
 
 # ── which pairs, and their scores ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _real(asked: IfRequested, batch: int, keys: int, all_keys: int) -> Tensor:
+def _real(request: IfRequested, batch: int, keys: int, all_keys: int) -> Tensor:
     """``[B, K]``, true for a key that is no padding."""
     real = np.ones((batch, all_keys), bool)
-    if asked.body.get("key_mask") is not None:
-        real[:, :keys] &= np.asarray(asked.body["key_mask"]).reshape(batch, keys)
-    if asked.body.get("key_lengths") is not None:
-        real[:, :keys] &= np.arange(keys) < np.asarray(asked.body["key_lengths"]).reshape(batch, 1)
+    if request.body.get("key_mask") is not None:
+        real[:, :keys] &= np.asarray(request.body["key_mask"]).reshape(batch, keys)
+    if request.body.get("key_lengths") is not None:
+        real[:, :keys] &= np.arange(keys) < np.asarray(request.body["key_lengths"]).reshape(batch, 1)
     return torch.from_numpy(real)
 
 
-def _visible(asked: IfRequested, batch: int, queries: int, keys: int, real: Tensor) -> Tensor:
+def _visible(request: IfRequested, batch: int, queries: int, keys: int, real: Tensor) -> Tensor:
     """``[B, H, Q, K]``, true where a query may look."""
     seen = np.ones((batch, queries, keys), bool)
-    given = asked.body.get("global_mask")
-    surplus = keys - asked.past - queries
-    for b, first in enumerate(first_places(asked, batch)):
+    given = request.body.get("global_mask")
+    surplus = keys - request.past - queries
+    for b, first in enumerate(first_places(request, batch)):
         own = [] if given is None else np.flatnonzero(np.asarray(given).reshape(batch, keys)[b]).tolist()
-        masks = _with_global(asked.spec.masks, own)
+        masks = _with_global(request.spec.masks, own)
         for i, j in product(range(queries), range(keys)):
             seen[b, i, j] = all(may_look(mask, first + i, j, surplus, keys) for mask in masks)
-    wide = np.ones((batch, asked.heads, queries, real.shape[1]), bool)
+    wide = np.ones((batch, request.heads, queries, real.shape[1]), bool)
     wide[..., :keys] = seen[:, None]
-    mask = asked.body.get("mask")
+    mask = request.body.get("mask")
     if mask is not None:
         narrow = np.asarray(mask) if mask.dtype == np.bool_ else np.asarray(mask, np.float64) > -np.inf
         wide[..., :keys] &= _fitted(narrow, keys, False)
@@ -346,25 +350,25 @@ def score_pairs(score: spec.Score, q: Tensor, k: Tensor, tensors: dict[str, Tens
     raise AssertionError(score)
 
 
-def _bias(asked: IfRequested, batch: int, queries: int, keys: int, all_keys: int) -> Tensor:
+def _bias(request: IfRequested, batch: int, queries: int, keys: int, all_keys: int) -> Tensor:
     """``[B, H, Q, K]``: what the position and a float mask add to the scores."""
-    at_queries, new = places(asked, batch, queries, keys - asked.past)
-    at_keys = [[*range(asked.past), *row] for row in new]
-    bias = torch.zeros(batch, asked.heads, queries, all_keys, dtype=torch.float64)
-    position = asked.spec.position
+    at_queries, new = places(request, batch, queries, keys - request.past)
+    at_keys = [[*range(request.past), *row] for row in new]
+    bias = torch.zeros(batch, request.heads, queries, all_keys, dtype=torch.float64)
+    position = request.spec.position
     if position.name in {"alibi", "relative_bias"}:
         ahead = [[[j - i for j in at_keys[b]] for i in at_queries[b]] for b in range(batch)]
         if isinstance(position, positions.Alibi):
             far = torch.tensor(ahead, dtype=torch.float64).reshape(batch, 1, queries, keys)
             far = -far.abs() if position.symmetric else far
-            bias[..., :keys] = far * torch.tensor(_slopes(asked.heads), dtype=torch.float64).view(1, -1, 1, 1)
+            bias[..., :keys] = far * torch.tensor(_slopes(request.heads), dtype=torch.float64).view(1, -1, 1, 1)
         else:
             buckets = [_bucket(position, each) for rows in ahead for row in rows for each in row]
             where = torch.tensor(buckets, dtype=torch.int64).reshape(batch, queries, keys)
-            table = asked.tensors["relative_bias.weight"][where].movedim(-1, 1)
+            table = request.tensors["relative_bias.weight"][where].movedim(-1, 1)
             bias = torch.cat([table, bias[..., keys:]], -1)
-    if "mask" in asked.tensors:
-        mask = asked.tensors["mask"]
+    if "mask" in request.tensors:
+        mask = request.tensors["mask"]
         mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
         mask = torch.where(mask > -torch.inf, mask, 0.0)
         if mask.shape[-1] == 1:
@@ -395,9 +399,9 @@ def _bucket(rule: positions.RelativeBias, ahead: int) -> int:
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _weights(asked: IfRequested, masked: Tensor, visible: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
+def _weights(request: IfRequested, masked: Tensor, visible: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
     """Weights, zero in rows that see nothing, and the logarithm of a softmax's sum."""
-    rule = asked.spec.normalizer
+    rule = request.spec.normalizer
     x = masked / rule.temperature
     some = (x > -torch.inf).any(-1, keepdim=True)
     if isinstance(rule, spec.Sigmoid):
@@ -407,7 +411,7 @@ def _weights(asked: IfRequested, masked: Tensor, visible: Tensor, real: Tensor) 
         ), None
     if isinstance(rule, spec.Softmax):
         if rule.sinks:
-            sinks = (asked.tensors["sinks"] / rule.temperature).view(1, -1, 1, 1).expand(*x.shape[:3], 1)
+            sinks = (request.tensors["sinks"] / rule.temperature).view(1, -1, 1, 1).expand(*x.shape[:3], 1)
             x, some = torch.cat([x, sinks], -1), torch.ones_like(some)
         safe = torch.where(some, x, 0.0)
         lse = torch.where(some, safe.logsumexp(-1, keepdim=True), -torch.inf)
@@ -440,10 +444,10 @@ def _above_threshold(x: Tensor, power: int) -> Tensor:
 # ── edits ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _edited(asked: IfRequested, tap: str, x: Tensor) -> Tensor:
+def _edited(request: IfRequested, tap: str, x: Tensor) -> Tensor:
     axes = AXES.get(tap, ("heads", "queries", "keys"))
     first = x.ndim - 2 if tap == "output" else 1
-    for edit in asked.body.get("edits") or ():
+    for edit in request.body.get("edits") or ():
         if edit["tap"] != tap:
             continue
         lists = [range(size) for size in x.shape]
@@ -469,20 +473,20 @@ def _edited(asked: IfRequested, tap: str, x: Tensor) -> Tensor:
 # ── methods ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _approximated(asked: IfRequested, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
-    method = asked.spec.method
+def _approximated(request: IfRequested, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
+    method = request.spec.method
     if isinstance(method, spec.Linformer):
         keys = k.shape[2]
-        to_keys = asked.tensors["method.key_projection"][:, :keys]
-        to_values = to_keys if method.shared else asked.tensors["method.value_projection"][:, :keys]
-        scores = score_pairs(asked.spec.score, q, to_keys @ k, asked.tensors)
-        return (scores / asked.spec.normalizer.temperature).softmax(-1) @ (to_values @ v)
+        to_keys = request.tensors["method.key_projection"][:, :keys]
+        to_values = to_keys if method.shared else request.tensors["method.value_projection"][:, :keys]
+        scores = score_pairs(request.spec.score, q, to_keys @ k, request.tensors)
+        return (scores / request.spec.normalizer.temperature).softmax(-1) @ (to_values @ v)
     assert isinstance(method, spec.Linear)
     assert method.rule == "sum"
     q, k = _features(method.map, q), _features(method.map, k) * real[:, None, :, None]
     weights = q @ k.mT
-    if asked.spec.masks:
-        at = torch.tensor(first_places(asked, q.shape[0])).view(-1, 1) + torch.arange(q.shape[2])
+    if request.spec.masks:
+        at = torch.tensor(first_places(request, q.shape[0])).view(-1, 1) + torch.arange(q.shape[2])
         weights = weights * (torch.arange(k.shape[2]) <= at[:, None, :, None])
     if not method.normalized:
         return weights @ v * (1.0 if method.scale is None else method.scale)

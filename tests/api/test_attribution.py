@@ -210,7 +210,7 @@ READOUT = {"weight": [[1.0, 0.0], [0.0, 1.0]], "targets": [0, 1]}
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "code"),
+    ("fields", "param", "code"),
     [
         ({"methods": ["saliency"]}, "methods.0", "invalid_request"),
         ({"methods": []}, "methods", "invalid_request"),
@@ -228,6 +228,6 @@ READOUT = {"weight": [[1.0, 0.0], [0.0, 1.0]], "targets": [0, 1]}
         ({"kernel": "fused"}, "kernel", "kernel_unsuitable"),
     ],
 )  # fmt: skip
-def test_bad_requests_name_the_field(http, asked, param, code):
-    problem = refuse(http, "/v1/attention/attribution", query=[[1.0, 0], [0, 1]], **asked)
+def test_bad_requests_name_the_field(http, fields, param, code):
+    problem = refuse(http, "/v1/attention/attribution", query=[[1.0, 0], [0, 1]], **fields)
     assert (problem["status"], problem["param"], problem["code"]) == (422, param, code)

@@ -99,7 +99,7 @@ def test_a_reply_in_json_has_what_was_asked_for(client, http):
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "param", "says"),
+    ("name", "fields", "param", "says"),
     [
         ("early", {"heads": [4]}, "heads", "out of range; there are 4 heads"),
         ("early", {"heads": []}, "heads", "at least 1"),
@@ -111,8 +111,8 @@ def test_a_reply_in_json_has_what_was_asked_for(client, http):
         ("additive", {}, "parts", "additive of module 'circuits.additive' is not bilinear"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_its_field(client, http, name, asked, param, says):
-    found = refuse(http, PATH.format(f"circuits.{name}"), **asked)
+def test_what_cannot_be_answered_is_refused_by_its_field(client, http, name, fields, param, says):
+    found = refuse(http, PATH.format(f"circuits.{name}"), **fields)
     assert (found["status"], found["param"]) == (422, param)
     assert says in found["detail"]
 

@@ -228,9 +228,9 @@ LEARNED = {"position": {"name": "learned", "length": 100}}
 def test_errors_of_an_alternative_name_what_it_says(http, fields, other, param):
     body = {"shape": {"queries": 8}} | RAW | fields
     assert http.post(PATH, json=body).status_code == 200
-    told = refuse(http, PATH, compare=[other], **body)
-    assert told["param"] == param
-    assert told["detail"].startswith(f"{param}: ")
+    refusal = refuse(http, PATH, compare=[other], **body)
+    assert refusal["param"] == param
+    assert refusal["detail"].startswith(f"{param}: ")
 
 
 def test_a_spec_that_ends_early_is_named_down_to_its_length(http):
@@ -238,9 +238,9 @@ def test_a_spec_that_ends_early_is_named_down_to_its_length(http):
     path, short = "/v1/modules/ends/complexity", {"compare": [{"spec": LEARNED}]}
     named = "compare.0.spec.position.length"
     assert refuse(http, path, shape={"queries": 101}, **short)["param"] == named
-    told = refuse(http, path, shape={"queries": 8}, sweep={"values": [64, 101]}, **short)
-    assert told["param"] == named
-    assert "at length 101" in told["detail"]
+    refusal = refuse(http, path, shape={"queries": 8}, sweep={"values": [64, 101]}, **short)
+    assert refusal["param"] == named
+    assert "at length 101" in refusal["detail"]
     post(http, "/v1/modules", name="ended", config={"d_model": 16, "num_heads": 4, "spec": LEARNED}, seed=0)
     for shape, param in (
         ({"queries": 101}, "shape.queries"),
@@ -256,9 +256,9 @@ def test_crossovers_are_measured_where_that_is_asked_for(http):
     window = {"masks": [{"name": "sliding_window", "left": 15, "right": 0}]}
     compare = [{"label": "window", "spec": window, "kernel": "blocked"}, {"label": "there", "hardware": "H100 SXM"}]
     fields = {"shape": {"queries": 16}, "num_heads": 4, "head_dim": 64, "compare": compare}
-    told = post(http, "/v1/attention/complexity", **fields)
+    answer = post(http, "/v1/attention/complexity", **fields)
     reply = post(http, "/v1/attention/complexity", **fields, measure=True)
-    for before, found in zip(told["crossovers"], reply["crossovers"], strict=True):
+    for before, found in zip(answer["crossovers"], reply["crossovers"], strict=True):
         measured = found.pop("measured", None)
         assert before.keys() == found.keys()
         assert "measured" not in before

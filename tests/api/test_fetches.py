@@ -118,9 +118,9 @@ def test_a_fetch_tells_its_progress_and_what_it_will_be(net):
         served.go_on.set()
         found = fetched.result(20)
     sizes = sum((store / "org" / "net" / file).stat().st_size for file in FILES)
-    told = coming.fetch
-    assert (told.revision, told.total_bytes, told.files, told.total_files) == (COMMIT, sizes, 1, 3)
-    assert MEGABYTE <= told.bytes < sizes
+    facts = coming.fetch
+    assert (facts.revision, facts.total_bytes, facts.files, facts.total_files) == (COMMIT, sizes, 1, 3)
+    assert MEGABYTE <= facts.bytes < sizes
     assert seen == sorted(seen, key=lambda progress: progress.bytes)
     assert (found.path, found.family, found.fetch, found.problem) == ("org/net", "gpt2", None, None)
     assert sorted(file.name for file in (store / "org" / "net").iterdir()) == FILES == sorted(served.taken)
@@ -190,8 +190,8 @@ async def test_the_awaited_client_sees_progress_too(net, server):
         seen.append(progress)
         served.go_on.set()
 
-    async with AsyncClient(server[1]) as asked:
-        assert (await asked.checkpoints.fetch("org/net", on_progress=note)).layers == 1
+    async with AsyncClient(server[1]) as own:
+        assert (await own.checkpoints.fetch("org/net", on_progress=note)).layers == 1
     assert seen[0].total_files == 3
 
 
@@ -372,13 +372,13 @@ def test_a_stop_does_not_wait_for_a_fetch_and_leftovers_of_a_crash_are_removed(m
 
 def test_the_suggestions_are_pinned_and_those_of_the_documents(server):
     with Client(server[1]) as client:
-        told = client.server.info().hub
-    assert told.problem is None
-    assert told.limit_bytes == 100 * MEGABYTE
-    assert {each.repository for each in told.models} >= {"openai-community/gpt2", "HuggingFaceTB/SmolLM2-135M"}
-    assert all(len(each.revision) == 40 and each.license and each.bytes > 50 * MEGABYTE for each in told.models)
+        facts = client.server.info().hub
+    assert facts.problem is None
+    assert facts.limit_bytes == 100 * MEGABYTE
+    assert {each.repository for each in facts.models} >= {"openai-community/gpt2", "HuggingFaceTB/SmolLM2-135M"}
+    assert all(len(each.revision) == 40 and each.license and each.bytes > 50 * MEGABYTE for each in facts.models)
     page = (Path(__file__).parents[2] / "docs/models.md").read_text("utf-8")
-    rows = [f"| `{m.repository}` | {m.about} | {round(m.bytes / 1e6)} MB | {m.license} |" for m in told.models]
+    rows = [f"| `{m.repository}` | {m.about} | {round(m.bytes / 1e6)} MB | {m.license} |" for m in facts.models]
     assert all(row in page for row in rows)
 
 

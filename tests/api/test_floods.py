@@ -141,14 +141,14 @@ def test_a_flood_over_one_connection_ends_it_and_keeps_nobody_waiting(url, name)
 
     thread = threading.Thread(target=flood)
     thread.start()
-    asked = 0
+    count = 0
     with httpx.Client(base_url=url, timeout=30) as http:
         while not ended.is_set() and thread.is_alive():
             assert http.get("/health/live").status_code == 200
-            asked += 1
+            count += 1
     thread.join(60)
     assert ended.is_set()
-    assert asked
+    assert count
 
 
 def test_what_comes_is_parsed_a_share_in_each_turn_and_reading_waits(monkeypatch):

@@ -107,11 +107,13 @@ def test_limits_of_a_head_hold_under_any_server(tmp_path):
         431: [[(b"x-many", b"1")] * 31, [(b"x-large", b"a" * 2**16)]],
         400: [[(b"content-length", b"-5")], [(b"content-length", b"5, 5")]],
     }
-    asked = [(status, headers) for status, each in heads.items() for headers in each]
+    requests = [(status, headers) for status, each in heads.items() for headers in each]
     forward = "POST", "/v1/attention/forward", b"{}"
-    answers = ask(create_app(settings(tmp_path), wait_until_ready=True), *((*forward, headers) for _, headers in asked))
-    assert [head["status"] for head, _ in answers] == [status for status, _ in asked]
-    assert [json.loads(b"".join(body))["status"] for _, body in answers] == [status for status, _ in asked]
+    answers = ask(
+        create_app(settings(tmp_path), wait_until_ready=True), *((*forward, headers) for _, headers in requests)
+    )
+    assert [head["status"] for head, _ in answers] == [status for status, _ in requests]
+    assert [json.loads(b"".join(body))["status"] for _, body in answers] == [status for status, _ in requests]
 
 
 @pytest.mark.slow

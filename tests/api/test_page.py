@@ -169,10 +169,10 @@ def paths(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 def test_every_path_that_the_page_asks_is_an_operation():
     known = {operation.path for operation in OPERATIONS}
-    asked = {path for text in sources() for path in re.findall(r"[\"`](v1(?:/[^\"`?]*)?|health/[^\"`]*)[\"`]", text)}
-    assert "v1/modules" in asked
+    paths = {path for text in sources() for path in re.findall(r"[\"`](v1(?:/[^\"`?]*)?|health/[^\"`]*)[\"`]", text)}
+    assert "v1/modules" in paths
     plain = {re.sub(r"\{\w+\}", "{}", path) for path in known}
-    for path in asked:
+    for path in paths:
         general = re.sub(r"\$\{.*?\}", "{}", path)
         questions = ("forward", "weights", "complexity", "gradients")
         names = {general, *(general.removesuffix("{}") + question for question in questions)}

@@ -55,16 +55,16 @@ def words(svg):
 
 def test_an_svg_names_the_lines_the_axes_and_where_they_cross(http):
     fields = {"compare": [WINDOW], "sweep": {"values": [64, 256, 1024, 16384]}, "kernel": "fused"}
-    told = words(drawn(http, **fields))
-    assert {"request", "a window", "free", "length", "bytes", "64", "16384"} <= set(told)
-    assert any("seconds" in text for text in told)
+    texts = words(drawn(http, **fields))
+    assert {"request", "a window", "free", "length", "bytes", "64", "16384"} <= set(texts)
+    assert any("seconds" in text for text in texts)
     reply = http.post("/v1/attention/complexity", json=RAW | fields).json()
     crossings = {
         f"{found['cheaper']} from {found['at']}"
         for found in reply["crossovers"]
         if found["of"] == "time" and found.get("at", 0) >= 64
     }
-    assert crossings <= set(told)
+    assert crossings <= set(texts)
 
 
 VALUES = [64, 1024, 16384]
@@ -93,12 +93,12 @@ LONG = [f"blocked, sliding_window (left {2**size}, right {2**size}), softcap 30,
 
 @pytest.mark.slow
 def test_many_lines_leave_out_what_would_hide_them_and_say_so(drawn_of):
-    told = words(drawn_of(LONG, range(100, 8000, 500)))
-    assert all(told.count(label) == 1 for label in LONG), "one legend for both"
-    (note,) = [text for text in told if "left out" in text]
+    texts = words(drawn_of(LONG, range(100, 8000, 500)))
+    assert all(texts.count(label) == 1 for label in LONG), "one legend for both"
+    (note,) = [text for text in texts if "left out" in text]
     assert "the intervals of times" in note
     assert "16 crossovers of time" in note
-    assert not any(" from " in text for text in told)
+    assert not any(" from " in text for text in texts)
     few = words(drawn_of(LONG[:3], [100, 2000]))
     assert not any("left out" in text for text in few)
     assert len([text for text in few if text.endswith((" from 100", " from 2000"))]) == 2
@@ -153,9 +153,9 @@ def test_a_png_is_one(http):
     ],
 )
 def test_what_is_drawn_is_the_sweep_or_a_sensible_one(http, fields, dimension, ticks):
-    told = set(words(drawn(http, **fields)))
-    assert dimension in told
-    assert ticks <= told
+    texts = set(words(drawn(http, **fields)))
+    assert dimension in texts
+    assert ticks <= texts
 
 
 def test_every_form_is_chosen_by_accept(http):
@@ -210,9 +210,9 @@ def test_weights_are_drawn_with_labels_and_the_facts_of_their_making(http, modul
     given = {"query": QUERY, "labels": WORDS}
     answer = http.post(f"{module}?{SMALL}", json=given, headers={"Accept": SVG, "X-Request-ID": "seen-1"})
     assert answer.headers["content-type"].startswith(SVG)
-    told = words(answer.content)
-    assert {"H0", "H1", "[CLS]", "cat", "[SEP]"} <= set(told)
-    assert "pictured · weights · 2 heads" in " ".join(told)
+    texts = words(answer.content)
+    assert {"H0", "H1", "[CLS]", "cat", "[SEP]"} <= set(texts)
+    assert "pictured · weights · 2 heads" in " ".join(texts)
     facts = json.loads(
         next(ET.fromstring(answer.content).iter("{http://purl.org/dc/elements/1.1/}description")).text  # noqa: S314
     )
@@ -224,10 +224,10 @@ def test_weights_are_drawn_with_labels_and_the_facts_of_their_making(http, modul
 
 
 def test_one_head_has_the_numbers_of_the_reply(http, module):
-    told = words(drawn(http, path=f"{module}?view=head&head=1&dpi=72", query=QUERY, labels=WORDS))
+    texts = words(drawn(http, path=f"{module}?view=head&head=1&dpi=72", query=QUERY, labels=WORDS))
     weights = np.array(http.post(module, json={"query": QUERY}).json()["weights"][1])
-    assert {f"{weight:.2f}" for weight in weights.ravel() if weight >= 0.01} <= set(told)
-    assert "H1" in " ".join(told)
+    assert {f"{weight:.2f}" for weight in weights.ravel() if weight >= 0.01} <= set(texts)
+    assert "H1" in " ".join(texts)
 
 
 @pytest.mark.slow
@@ -236,23 +236,23 @@ def test_raw_attention_sessions_and_recordings_are_drawn_too(http, module):
     assert (png.format, png.width) == ("PNG", 320)
     session = http.post("/v1/modules/pictured/sessions", json={}).json()["session"]
     http.post(f"/v1/sessions/{session}/step", json={"query": QUERY[:4], "return": ["weights"]})
-    told = words(drawn(http, SVG, f"/v1/sessions/{session}/weights?width=480", query=QUERY[4:], labels=WORDS))
-    assert "2 queries × 6 keys" in " ".join(told)
-    assert told.count(".") == 3, "the label of a key of each head, and of the first new query"
+    texts = words(drawn(http, SVG, f"/v1/sessions/{session}/weights?width=480", query=QUERY[4:], labels=WORDS))
+    assert "2 queries × 6 keys" in " ".join(texts)
+    assert texts.count(".") == 3, "the label of a key of each head, and of the first new query"
     file = {
         "model": "tiny", "text": "a b", "created": "2026-01-02T03:04:05Z", "tokens": {"layers": ["a", "b"]},
         "attentions": [{"name": "layers.0", "heads": ["L0H0"]}], "layers": {"0.weights": [[[1.0, 0.0], [0.5, 0.5]]]},
     }  # fmt: skip
     recording = http.post("/v1/recordings", json=file).json()["id"]
-    told = words(drawn(http, SVG, f"/v1/recordings/{recording}/statistics?{SMALL}", statistics=["entropy"]))
-    assert {"entropy", "layers.0", "L0H0"} <= set(told)
+    texts = words(drawn(http, SVG, f"/v1/recordings/{recording}/statistics?{SMALL}", statistics=["entropy"]))
+    assert {"entropy", "layers.0", "L0H0"} <= set(texts)
 
 
 def test_what_edits_change_is_drawn_about_zero(http, module):
     edits = [{"tap": "weights", "heads": [1], "keys": [0], "set": 0}]
     given = {"query": QUERY, "edits": edits, "compare": "unedited"}
-    told = words(drawn(http, SVG, f"{module}?{SMALL}&view=statistics&palette=puor", **given))
-    assert any("diverges from 0" in text for text in told)
+    texts = words(drawn(http, SVG, f"{module}?{SMALL}&view=statistics&palette=puor", **given))
+    assert any("diverges from 0" in text for text in texts)
     document = problem(http.post(f"{module}?palette=viridis", json=given, headers={"Accept": SVG}))
     assert (document["status"], document["param"]) == (422, "palette")
 
@@ -294,9 +294,9 @@ def test_the_least_width_is_said_where_a_picture_is_too_small(http, module):
 
 
 def test_a_title_is_given_or_left_out(http, module):
-    told = words(drawn(http, SVG, f"{module}?title=Figure 1", query=QUERY))
-    assert "Figure 1" in told
-    assert not any("pictured" in text for text in told)
+    texts = words(drawn(http, SVG, f"{module}?title=Figure 1", query=QUERY))
+    assert "Figure 1" in texts
+    assert not any("pictured" in text for text in texts)
     assert not any("pictured" in text for text in words(drawn(http, SVG, f"{module}?title=none", query=QUERY)))
 
 
@@ -363,10 +363,10 @@ def test_the_palette_suits_the_attribution(http, module):
 def test_long_weights_are_pooled_where_they_are_computed(http, module, monkeypatch):
     monkeypatch.setattr(pictures, "_CELLS", 3)
     given = {"query": QUERY, "labels": WORDS}
-    told = words(drawn(http, SVG, f"{module}?width=480&view=head&head=1", **given))
-    assert "pooled by maximum: a cell is 2 queries × 2 keys" in told
-    assert "H1 · 6 queries × 6 keys" in " ".join(told)
-    assert {"[CLS]", "cat", "."} <= set(told)
+    texts = words(drawn(http, SVG, f"{module}?width=480&view=head&head=1", **given))
+    assert "pooled by maximum: a cell is 2 queries × 2 keys" in texts
+    assert "H1 · 6 queries × 6 keys" in " ".join(texts)
+    assert {"[CLS]", "cat", "."} <= set(texts)
     reply = http.post(module, json=given | {"pool": 4, "return_weights": False}).json()
     weights = np.array(http.post(module, json=given).json()["weights"])
     squares = [weights[:, :4, :4], weights[:, :4, 4:], weights[:, 4:, :4], weights[:, 4:, 4:]]

@@ -97,7 +97,7 @@ def test_a_reply_in_json_is_lists(http, client):
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "says"),
+    ("fields", "param", "says"),
     [
         ({"tensor": "output"}, "tensor", "holds no output; it has context, hidden, k, weights"),
         ({"tensor": "scores"}, "tensor", "'weights'"),
@@ -106,9 +106,9 @@ def test_a_reply_in_json_is_lists(http, client):
         ({"with": "no id"}, "with", "pattern"),
     ],
 )
-def test_what_is_not_recorded_is_refused_by_its_field(client, http, asked, param, says):
+def test_what_is_not_recorded_is_refused_by_its_field(client, http, fields, param, says):
     _, id_ = stored(client, 1)
-    found = refuse(http, f"/v1/recordings/{id_}/similarity", **asked)
+    found = refuse(http, f"/v1/recordings/{id_}/similarity", **fields)
     assert (found["status"], found["param"]) == (422, param)
     assert says in found["detail"]
 

@@ -99,6 +99,6 @@ def test_servers_run_with_their_defaults(monkeypatch):
     monkeypatch.setenv("ATTENTION_MAX_QUEUE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    told = surroundings()
-    assert not {name for name in told if name.startswith(("ATTENTION_", "OMP_"))}
-    assert told["PYTHONPATH"] == f"{ROOT}{os.pathsep}elsewhere"
+    facts = surroundings()
+    assert not {name for name in facts if name.startswith(("ATTENTION_", "OMP_"))}
+    assert facts["PYTHONPATH"] == f"{ROOT}{os.pathsep}elsewhere"

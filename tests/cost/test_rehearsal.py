@@ -149,5 +149,5 @@ for name, bound in QUICK.items():
             gradients_seen(bound, kernel)
 print(len(sys.modules) - before)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(told.stdout) < 50  # of 334
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 50  # of 334

@@ -39,11 +39,11 @@ def is_event(event):
 def main(url):
     count = 0
     for given in REQUESTS:
-        asked = {"model": "tiny", "max_output_tokens": 8, **given}
-        whole = httpx.post(f"{url}/v1/responses", json=asked, timeout=120)
+        fields = {"model": "tiny", "max_output_tokens": 8, **given}
+        whole = httpx.post(f"{url}/v1/responses", json=fields, timeout=120)
         assert whole.status_code == 200, whole.text
         openresponses_types.ResponseResource.model_validate(whole.json())
-        streamed = httpx.post(f"{url}/v1/responses", json=asked | {"stream": True}, timeout=120).text
+        streamed = httpx.post(f"{url}/v1/responses", json=fields | {"stream": True}, timeout=120).text
         *blocks, done, _ = streamed.split("\n\n")
         assert done == "data: [DONE]", done
         for number, block in enumerate(blocks):

@@ -254,9 +254,9 @@ def test_a_refused_model_is_shown_and_its_requests_end_at_once(http, repository)
         assert "read audio" in shown["refused"]
         loads = http.get("/metrics").text.count("loads")
         for path, body in (("/v1/models/hears/forward", {"text": "a"}), ("/v1/models", {"checkpoint": "hears"})):
-            told = refuse(http, path, **body)
-            assert (told["status"], told["code"], told["param"]) == (422, "invalid_checkpoint", "checkpoint")
-            assert "read audio" in told["detail"]
+            refusal = refuse(http, path, **body)
+            assert (refusal["status"], refusal["code"], refusal["param"]) == (422, "invalid_checkpoint", "checkpoint")
+            assert "read audio" in refusal["detail"]
         assert http.get("/metrics").text.count("loads") == loads
         assert http.get("/v1").json()["memory"]["in_flight_bytes"] == 0
     finally:

@@ -140,8 +140,8 @@ def test_grids_of_heads_fit_the_columns_of_a_paper(width, heads, tokens):
 @pytest.mark.parametrize("width", [LEAST, *slow(*WIDTHS.values())])
 @pytest.mark.parametrize("labelled", [True, *slow(False)])
 def test_one_head_fits(width, tokens, view, labelled):
-    told = words(tokens) if labelled else None
-    figure = drawn(weights(24, tokens), Names("a-model-with-a-name", told, told), width=width, view=view)
+    texts = words(tokens) if labelled else None
+    figure = drawn(weights(24, tokens), Names("a-model-with-a-name", texts, texts), width=width, view=view)
     assert faults(figure) == []
     if labelled and view != "statistics":
         count, note = labels_of(figure, "y")

@@ -251,8 +251,8 @@ def full_disk(folder: Path, _: int) -> Outcome:
                     statuses[answer.status_code] += 1
                     outcome.expect(answer.is_success == expected, f"a write gave {answer.status_code}")
                     if not answer.is_success:
-                        told = answer.headers.get("content-type") == "application/problem+json"
-                        outcome.expect(told and answer.status_code in {500, 503, 507}, f"{answer.text[:200]}")
+                        is_problem = answer.headers.get("content-type") == "application/problem+json"
+                        outcome.expect(is_problem and answer.status_code in {500, 503, 507}, f"{answer.text[:200]}")
             found = http.get("/v1/modules/kept/parameters/q_proj.weight").json()["value"][0][0]
             outcome.expect(found == (2.0 if expected else 1.0), f"the module holds {found} after the refusals")
             forward = http.post("/v1/modules/kept/forward", json={"query": [[1.0] * 8]})

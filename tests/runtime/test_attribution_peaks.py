@@ -34,7 +34,7 @@ def module():
 
 def test_the_plan_is_no_less_than_the_memory_held(module, rng):
     query = rng.normal(size=(2, 200, 32)).astype(np.float32)
-    asked = [
+    requests = [
         *({"methods": [method]} for method in METHODS), {"methods": METHODS},
         {"methods": METHODS, "edits": EDITS, "compare": "unedited"}, {"methods": METHODS, "readout": READOUT},
         {"methods": ["integrated"], "readout": READOUT, "steps": 9},
@@ -42,9 +42,9 @@ def test_the_plan_is_no_less_than_the_memory_held(module, rng):
     ]  # fmt: skip
     jobs = [
         attribution.prepare(module, AttributionRequest.model_validate({"query": query, **each}), DEVICE.exact(), 2**40)
-        for each in asked
+        for each in requests
     ]
-    for each, job, held in zip(asked, jobs, peaks([job.run for job in jobs]), strict=True):
+    for each, job, held in zip(requests, jobs, peaks([job.run for job in jobs]), strict=True):
         assert 0.98 * held <= job.plan.peak_bytes <= 1.02 * held + SLACK, each
 
 
@@ -59,11 +59,11 @@ SWEEPS = [
 @pytest.mark.parametrize("more", [{}, {"return_differences": True}, {"queries": [0, 7]}])
 def test_the_plan_of_a_sweep_is_no_less_than_the_memory_held(module, rng, more):
     query = rng.normal(size=(2, 200, 32)).astype(np.float32)
-    asked = [{"query": query, "sweep": sweep, **more} for sweep in (SWEEPS[:2] if more else SWEEPS)]
-    jobs = [effects.prepare(module, EffectsRequest.model_validate(each), DEVICE.exact(), 2**40) for each in asked]
+    requests = [{"query": query, "sweep": sweep, **more} for sweep in (SWEEPS[:2] if more else SWEEPS)]
+    jobs = [effects.prepare(module, EffectsRequest.model_validate(each), DEVICE.exact(), 2**40) for each in requests]
     raw = {"query": query, "num_heads": 4, "sweep": SWEEPS[0], "spec": {"masks": [{"name": "causal"}]}, **more}
     jobs.append(effects.prepare(None, RawEffectsRequest.model_validate(raw), DEVICE.exact(), 2**40))
-    for each, job, held in zip([*asked, raw], jobs, peaks([job.run for job in jobs]), strict=True):
+    for each, job, held in zip([*requests, raw], jobs, peaks([job.run for job in jobs]), strict=True):
         assert 0.98 * held <= job.plan.peak_bytes <= 1.05 * held + SLACK, each["sweep"]
 
 

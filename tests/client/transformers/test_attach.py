@@ -58,13 +58,13 @@ def test_other_layers_keep_the_former_implementation(family, implementation, cli
     real = slice(None) if family == "t5" else inputs["attention_mask"].bool()
     with torch.no_grad():
         expected = model(**inputs)[0][real]
-        asked = 0
+        count = 0
         for layer in layers_of(model, client):
             with attach(model, client, layers=[layer], record=["weights"]) as attached:
                 close(model(**inputs)[0][real], expected)
             assert list(attached.recorded) == [layer]
-            asked += 1
-    assert asked == {"t5": 6}.get(family, 2)
+            count += 1
+    assert count == {"t5": 6}.get(family, 2)
 
 
 def test_layers_are_numbers_or_stacks_with_numbers(client):

@@ -84,11 +84,11 @@ def _attend(
     is_causal: bool, debug: bool, *, scale: float, window_size_left: int, window_size_right: int, seqused_k: Tensor,
     block_table: Tensor, num_splits: int | None = None,
 ) -> tuple[Call, Tensor]:  # fmt: skip
-    told = refused_with_pages(
+    refusal = refused_with_pages(
         q, k, v, by_query, by_key, max_q, max_k, dropout, is_causal, debug,
         seqused_k=seqused_k, block_table=block_table, num_splits=num_splits,
     )  # fmt: skip
-    if reasons := ", ".join(told):
+    if reasons := ", ".join(refusal):
         raise RuntimeError(f"the kernel asks for {reasons}")
     count = len(by_query) - 1
     # What the kernel does not check, and reads beyond its memory for.

@@ -135,11 +135,11 @@ PROMPTS = {"query": "the dog sat ", "passage": "mat "}
 @pytest.mark.sampled
 @each_generation
 @pytest.mark.parametrize(
-    ("asked", "prompt"), [({}, "mat "), ({"prompt_name": "query"}, "the dog sat "), ({"prompt_name": ""}, "")]
+    ("fields", "prompt"), [({}, "mat "), ({"prompt_name": "query"}, "the dog sat "), ({"prompt_name": ""}, "")]
 )
-def test_the_prompts_of_the_checkpoint_come_before_texts(sentences, generation, asked, prompt):
+def test_the_prompts_of_the_checkpoint_come_before_texts(sentences, generation, fields, prompt):
     loaded = sentences(generation=generation, prompts=PROMPTS, default="passage", limit=7)
-    for text, each in zip([*TEXTS, LONG], vectors(loaded, input=[*TEXTS, LONG], **asked).data, strict=True):
+    for text, each in zip([*TEXTS, LONG], vectors(loaded, input=[*TEXTS, LONG], **fields).data, strict=True):
         expected = by_transformers("bert", text, ("mean",), prompt=prompt, limit=7)
         np.testing.assert_allclose(each.embedding, expected, atol=1e-5)
     ids = tokenizer()(TEXTS[0])["input_ids"]  # taken as they are

@@ -13,11 +13,11 @@ from attention_service.runtime.planning import blank_requests
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_kind_has_the_layers_of_one_description(family):
     model = loaded(family)
-    asked = check_request(model, ModelWeightsRequest(tokens=IDS))
-    described = [(place.widths, place.spec, place.queries, place.keys, place.dtype) for place in asked.places]
+    request = check_request(model, ModelWeightsRequest(tokens=IDS))
+    described = [(place.widths, place.spec, place.queries, place.keys, place.dtype) for place in request.places]
     unlike = [each for index, each in enumerate(described) if each not in described[:index]]
-    assert len(asked.kinds) == len(unlike)
-    assert sum(count for _, count in asked.kinds) == len(asked.places)
+    assert len(request.kinds) == len(unlike)
+    assert sum(count for _, count in request.kinds) == len(request.places)
 
 
 def test_alike_layers_of_texts_of_one_length_are_described_once(monkeypatch):

@@ -156,20 +156,20 @@ def test_generation_is_that_of_peft_alone_and_among_others(client, served, repos
         "org--base": tokens(base), "org--base:sql-lora": tokens(own["sql"]), "org--base:chat-dora": tokens(own["chat"]),
     }  # fmt: skip
     assert len({*map(tuple, wanted.values())}) == 3
-    asked = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "attention": {"layers": [0]}}
+    fields = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "attention": {"layers": [0]}}
     for name, expected_tokens in wanted.items():
-        reply = served.generate(name, **asked)
+        reply = served.generate(name, **fields)
         assert ([each.id for each in reply.choices[0].attention], reply.model) == (expected_tokens, name)
-    beside = served.generate("org--base", **asked, adapter="sql-lora")
+    beside = served.generate("org--base", **fields, adapter="sql-lora")
     assert [each.id for each in beside.choices[0].attention] == wanted["org--base:sql-lora"]
     names = [*wanted] * 4
-    replies = client.map(served.generate, [{"model": name, **asked} for name in names], concurrency=12)
+    replies = client.map(served.generate, [{"model": name, **fields} for name in names], concurrency=12)
     for name, reply in zip(names, replies, strict=True):
         assert [each.id for each in reply.choices[0].attention] == wanted[name]
-    asked = [{"model": name, "text": TEXT} for name in names]
-    told = client.map(served.forward, asked, concurrency=12)
-    assert max(reply.ran.joined for reply in told) > 1
-    for name, reply in zip(names, told, strict=True):
+    requests = [{"model": name, "text": TEXT} for name in names]
+    replies = client.map(served.forward, requests, concurrency=12)
+    assert max(reply.ran.joined for reply in replies) > 1
+    for name, reply in zip(names, replies, strict=True):
         (alone,) = served.forward(name, TEXT, alone=True).predictions
         assert reply.ran.weights == ("float32" if ":" not in name else f"base + adapter {name.partition(':')[2]}")
         np.testing.assert_allclose(

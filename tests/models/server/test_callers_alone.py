@@ -79,8 +79,8 @@ def near(found, expected, bound=BOUND):
 
 def test_every_reply_of_many_callers_is_that_of_its_request_alone(server):
     with ThreadPoolExecutor(CALLERS) as callers:
-        asked = [callers.submit(ask_for, server, seed, SECONDS) for seed in range(CALLERS)]
-        replies = [each for one in asked for each in one.result()]
+        requests = [callers.submit(ask_for, server, seed, SECONDS) for seed in range(CALLERS)]
+        replies = [each for one in requests for each in one.result()]
         joined = [reply["ran"]["joined"] for path, _, reply in replies if "ran" in reply]
         assert len(replies) > SECONDS
         assert max(joined) > 1

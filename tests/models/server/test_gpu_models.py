@@ -81,8 +81,8 @@ def test_the_answers_are_those_of_the_cpu(devices, family):
     edits = {str(layer): [{"tap": "weights", "heads": [1], "set": 0.0}, {"tap": "context", "heads": [0], "scale": 2}]}
     check(devices, lambda client: client.models.forward(family, TEXT, edits=edits, top_k=2, **more))
     if family != "bert":
-        asked = {"of": {"token": 7}, "wrt": ["embeddings", "weights", "scores"], **more}
-        check(devices, lambda client: client.models.gradients(family, TEXT, **asked))
+        fields = {"of": {"token": 7}, "wrt": ["embeddings", "weights", "scores"], **more}
+        check(devices, lambda client: client.models.gradients(family, TEXT, **fields))
 
 
 @pytest.mark.parametrize("family", [*DECODERS, "t5"])

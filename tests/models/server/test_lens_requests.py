@@ -44,8 +44,8 @@ def test_the_heads_and_the_rest_sum_to_the_logit(models):
     heads = sum(layer.heads.targets.sum(0) for layer in reply.layers)
     total = rest.embeddings + rest.mlps.sum(0) + rest.biases.sum(0) + rest.others + rest.unembedding + heads
     np.testing.assert_allclose(total, reply.logits, atol=1e-4)
-    told = models.forward("tiny", TEXT, return_=["logits"]).logits[0]
-    np.testing.assert_allclose(reply.logits[0], told[reply.targets], atol=1e-4)
+    logits = models.forward("tiny", TEXT, return_=["logits"]).logits[0]
+    np.testing.assert_allclose(reply.logits[0], logits[reply.targets], atol=1e-4)
 
 
 def test_json_has_lists_and_only_what_was_asked_for(url):
@@ -59,9 +59,9 @@ def test_json_has_lists_and_only_what_was_asked_for(url):
 
 
 def test_a_lens_is_priced_before_it_runs(models):
-    told = models.complexity("tiny", 64, lens=["hidden", "heads"])
-    assert told.lens.flops > told.prefill.flops
-    assert told.lens.peak_bytes > told.prefill.peak_bytes
+    reply = models.complexity("tiny", 64, lens=["hidden", "heads"])
+    assert reply.lens.flops > reply.prefill.flops
+    assert reply.lens.peak_bytes > reply.prefill.peak_bytes
     assert models.lens("tiny", TEXT, of=["hidden", "heads"]).ran.peak_bytes > 0
     fit = models.complexity("tiny", 64, batch=10, fit=True).fit
     assert fit.flops > 10 * 3 * 64 * models.complexity("tiny", 64).prefill.flops * 0.5
@@ -97,8 +97,8 @@ def test_a_lens_is_fitted_listed_used_and_deleted(models, url):
     assert (info.state, info.progress, info.texts, info.layers) == ("ready", 1.0, 2, [0, 1, 2])
     assert [each.id for each in models.lenses("tiny").lenses] == [info.id]
     assert models.fit_lens("tiny", TEXTS, skip_first=4) == info
-    asked = {"kind": "jacobian", "lens": info.id, "targets": ["ir"], "positions": [-1]}
-    reply = models.lens("tiny", TEXT, of=["hidden", "heads"], **asked)
+    fields = {"kind": "jacobian", "lens": info.id, "targets": ["ir"], "positions": [-1]}
+    reply = models.lens("tiny", TEXT, of=["hidden", "heads"], **fields)
     plain = models.lens("tiny", TEXT, targets=["ir"], positions=[-1])
     assert (reply.kind, reply.lens) == ("jacobian", info.id)
     np.testing.assert_allclose(reply.layers[3].hidden.targets, plain.layers[3].hidden.targets, atol=1e-4)

@@ -100,10 +100,10 @@ def test_checkpoints_with_one_default_name_are_never_taken_for_each_other(stand_
         assert listed["a--b"]["checkpoint"] == "a--b"
         assert ask(client, "a", "a--b")["ran"]["model"] == "a--b"
         for model in ("a/b", "x--y--z", "x/y--z"):
-            told = refused_completion(client, model)
-            assert (told["code"], told["param"]) == ("model_exists", "model")
-        told = refuse(client, "/v1/models", checkpoint="a/b")
-        assert (told["status"], told["param"]) == (409, "name")
+            refusal = refused_completion(client, model)
+            assert (refusal["code"], refusal["param"]) == ("model_exists", "model")
+        refusal = refuse(client, "/v1/models", checkpoint="a/b")
+        assert (refusal["status"], refusal["param"]) == (409, "name")
         assert post(client, "/v1/models", checkpoint="a/b", name="second")["checkpoint"] == "a/b"
         assert ask(client, "a", "second")["ran"]["model"] == "second"
         post(client, "/v1/models", checkpoint="one", name="x--y--z")
@@ -112,8 +112,8 @@ def test_checkpoints_with_one_default_name_are_never_taken_for_each_other(stand_
 
 def test_a_path_is_never_answered_by_a_model_of_another_checkpoint(http):
     post(http, "/v1/models", checkpoint="one", name="org--two")
-    told = refused_completion(http, "org/two")
-    assert (told["code"], told["param"]) == ("model_exists", "model")
+    refusal = refused_completion(http, "org/two")
+    assert (refusal["code"], refusal["param"]) == ("model_exists", "model")
     http.delete("/v1/models/org--two")
     assert ask(http, "a", "org--two")["ran"]["model"] == "org--two"
 
@@ -145,9 +145,9 @@ async def test_what_the_server_keeps_of_a_gpu_goes_back_before_a_model_needs_it(
 
 def test_a_model_is_divided_by_accelerate_alone(http, monkeypatch):
     monkeypatch.setattr(model_catalogue, "find_spec", {"transformers": True}.get)
-    told = refuse(http, "/v1/models", checkpoint="one", device_map="auto")
-    assert (told["status"], told["param"]) == (422, "device_map")
-    assert "attention-service[offload]" in told["detail"]
+    refusal = refuse(http, "/v1/models", checkpoint="one", device_map="auto")
+    assert (refusal["status"], refusal["param"]) == (422, "device_map")
+    assert "attention-service[offload]" in refusal["detail"]
 
 
 @pytest.mark.slow
@@ -157,10 +157,10 @@ def test_a_divided_model_gets_most_of_the_memory_unless_it_needs_less(stand_ins,
     need = PROCESS_BYTES + 256 * MIB
     for budget, room in ((2 * need, None), (need, int(0.75 * need) - PROCESS_BYTES)):
         with live_server(tmp_path, memory_budget=budget) as url, httpx.Client(base_url=url, timeout=60) as client:
-            told = post(client, "/v1/models", checkpoint="large", device_map="auto")
-            assert told.get("max_length") == room
-            assert told["bytes"] <= 0.85 * budget
-            assert post(client, "/v1/models", checkpoint="large") == told
+            reply = post(client, "/v1/models", checkpoint="large", device_map="auto")
+            assert reply.get("max_length") == room
+            assert reply["bytes"] <= 0.85 * budget
+            assert post(client, "/v1/models", checkpoint="large") == reply
 
 
 def test_progress_shows_while_a_model_loads(http):
@@ -238,14 +238,14 @@ def test_who_waits_for_a_load_is_told_of_it_though_the_model_is_unloaded_meanwhi
     ],
 )
 def test_faults_are_problems(http, path, body, status, code):
-    told = refuse(http, path, **body)
-    assert (told["status"], told["code"]) == (status, code), told
+    refusal = refuse(http, path, **body)
+    assert (refusal["status"], refusal["code"]) == (status, code), refusal
     assert in_flight(http) == 0
 
 
 def test_the_log_has_the_cause_of_a_failure(http, caplog):
-    told = refuse(http, "/v1/models/one/forward", text="fail badly")
-    assert "traceback" not in told
+    refusal = refuse(http, "/v1/models/one/forward", text="fail badly")
+    assert "traceback" not in refusal
     assert "in forward" in caplog.text
     assert "ZeroDivisionError: badly" in caplog.text
 
@@ -270,8 +270,8 @@ def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http, end):
         dying = threads.submit(http.post, f"{ONE}/forward", json={"text": end})
         time.sleep(0.05)
         waiting = threads.submit(ask, http, "b")
-        told = problem(dying.result())
-        assert (told["status"], told["code"]) == (503, "model_ended")
+        refusal = problem(dying.result())
+        assert (refusal["status"], refusal["code"]) == (503, "model_ended")
         assert dying.result().headers["retry-after"] == "1"
         assert waiting.result()["ran"]["architecture"] != first
     assert count(http, "deaths") == deaths + 1
@@ -359,9 +359,9 @@ def test_two_callers_take_turns(stand_ins, repository, monkeypatch):
 def test_a_model_that_outgrows_its_estimate_ends_alone(http, monkeypatch):
     ask(http, "a", "org--two")
     ask(http, "a")
-    told = refuse(http, f"{ONE}/forward", text="take 600")
-    assert (told["status"], told["code"]) == (413, "over_budget")
-    assert told["needed_bytes"] > told["limit_bytes"]
+    refusal = refuse(http, f"{ONE}/forward", text="take 600")
+    assert (refusal["status"], refusal["code"]) == (413, "over_budget")
+    assert refusal["needed_bytes"] > refusal["limit_bytes"]
     assert (state(http), state(http, "org--two")) == ("idle", "resident")
     assert ask(http, "b")["labels"]["tokens"] == ["b"]
     assert in_flight(http) == 0
@@ -375,8 +375,8 @@ def test_files_that_a_process_maps_are_not_its_memory(http):
 
 
 def test_a_request_that_does_not_fit_is_refused_before_it_runs(http):
-    told = refuse(http, f"{ONE}/forward", text="needs 10000000")
-    assert told["status"] in {413, 507}
+    refusal = refuse(http, f"{ONE}/forward", text="needs 10000000")
+    assert refusal["status"] in {413, 507}
     assert ask(http, "b")["labels"]["tokens"] == ["b"]
 
 

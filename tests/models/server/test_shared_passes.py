@@ -34,12 +34,12 @@ def test_the_requests_of_a_sweep_share_passes(client):
 def test_the_requests_of_surveys_share_passes(client):
     """Several surveys at once: batches of texts, of which only statistics are returned."""
     batches = [[f"{name}. {TEXT}" for name in names] for names in (("Vubupe", "Napi", "Kunu"), ("Soduri", "Rodovu"))]
-    asked = [
+    requests = [
         {"model": MODEL, "text": texts, "statistics": list(SURVEYED), "return_weights": False} for texts in batches * 16
     ]
-    replies = client.map(client.models.weights, asked, concurrency=16)
+    replies = client.map(client.models.weights, requests, concurrency=16)
     assert max(reply.ran.joined for reply in replies) > 1
-    alone = client.map(client.models.weights, [{**each, "alone": True} for each in asked[:2]])
+    alone = client.map(client.models.weights, [{**each, "alone": True} for each in requests[:2]])
     for reply, other in zip(replies, alone * 16, strict=True):
         assert reply.labels == other.labels
         for layer, expected in zip(reply.layers, other.layers, strict=True):

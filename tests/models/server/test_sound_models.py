@@ -56,9 +56,9 @@ def test_costs_are_told_by_frames(client):
 @pytest.mark.parametrize("name", ["whisper", "hubert"])
 def test_what_reads_no_sound_is_refused(server, name, path, body, param):
     with httpx.Client(base_url=server, timeout=60) as http:
-        told = http.post(path, json={"model": name, **body})
-    assert told.status_code == 400, told.text
-    assert told.json()["error"]["param"] in {param, "model"}
+        reply = http.post(path, json={"model": name, **body})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] in {param, "model"}
 
 
 def test_a_sound_is_refused_by_a_model_of_texts(client):
@@ -82,12 +82,12 @@ def test_classes_and_frames_are_told_by_the_client(client, tmp_path):
 @pytest.mark.slow
 def test_a_picture_of_weights_is_drawn(server):
     with httpx.Client(base_url=server, timeout=60) as http:
-        told = http.post(
+        reply = http.post(
             "/v1/models/hubert/weights", json={"audio": [sent(speech(0.3))], "layers": [1]},
             headers={"accept": "image/svg+xml"},
         )  # fmt: skip
-    assert told.status_code == 200, told.text
-    assert "0.02 s" in told.text or told.text.startswith("<?xml")
+    assert reply.status_code == 200, reply.text
+    assert "0.02 s" in reply.text or reply.text.startswith("<?xml")
 
 
 def test_requests_are_read_with_lists_of_numbers(server):

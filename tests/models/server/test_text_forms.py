@@ -65,9 +65,9 @@ def test_a_classifier_answers_with_its_classes_and_their_gradients(models):
     assert [each.token for each in reply.predictions[0].top] == [
         ("bad", "so so", "good")[each] for each in expected.argsort(descending=True)
     ]
-    told = models.get("moods")
-    assert (told.predicts, told.classes, told.left_out) == ("class", ["bad", "so so", "good"], [])
-    assert told.takes == ["text", "text_pair"]
+    info = models.get("moods")
+    assert (info.predicts, info.classes, info.left_out) == ("class", ["bad", "so so", "good"], [])
+    assert info.takes == ["text", "text_pair"]
     saliency = models.gradients("moods", TEXT, of={"token": "good"})
     assert saliency.token_names == ["good"]
     assert float(saliency.value) == pytest.approx(float(expected.log_softmax(-1)[2]), abs=1e-5)
@@ -128,9 +128,9 @@ def test_a_conversation_is_written_as_the_request_says(models):
         ({"add_generation_prompt": False}, "on the cat die sat the dog on the mat die"),
     ):
         look = {"statistics": ["entropy"]}
-        told = models.chat("talker", ASKED, max_tokens=3, temperature=0, attention=look, **fields)
+        reply = models.chat("talker", ASKED, max_tokens=3, temperature=0, attention=look, **fields)
         plain = models.generate("talker", ids_of(text), max_tokens=3, temperature=0, attention=look)
-        assert [each.id for each in told.choices[0].attention] == [each.id for each in plain.choices[0].attention]
+        assert [each.id for each in reply.choices[0].attention] == [each.id for each in plain.choices[0].attention]
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_lm_eval_scores_continuations(url):
     }  # fmt: skip
     reply = httpx.post(f"{url}/v1/completions", json=request, timeout=60).raise_for_status().json()
     for choice, (context, rest) in zip(sorted(reply["choices"], key=lambda each: each["index"]), tasks, strict=True):
-        told = choice["logprobs"]
-        own = told["token_logprobs"][len(context) : -1]
-        tops = told["top_logprobs"][len(context) : -1]
+        logprobs = choice["logprobs"]
+        own = logprobs["token_logprobs"][len(context) : -1]
+        tops = logprobs["top_logprobs"][len(context) : -1]
         expected = logs_of(context + rest, len(context))
         assert sum(own) == pytest.approx(float(expected.sum()), abs=1e-4)
         with torch.no_grad():
@@ -215,8 +215,8 @@ def test_lm_eval_scores_continuations(url):
         greedy = [own == max(top.values()) for own, top in zip(own, tops, strict=True)]
         assert greedy == (logits.argmax(-1) == torch.tensor(rest)).tolist()
     texts = request | {"prompt": ["the cat sat", "on the mat"]}
-    told = httpx.post(f"{url}/v1/completions", json=texts, timeout=60).raise_for_status().json()["choices"]
-    assert [each["text"].startswith(text) for each, text in zip(told, texts["prompt"], strict=True)] == [True, True]
+    choices = httpx.post(f"{url}/v1/completions", json=texts, timeout=60).raise_for_status().json()["choices"]
+    assert [each["text"].startswith(text) for each, text in zip(choices, texts["prompt"], strict=True)] == [True, True]
     until = {"model": "talker", "prompt": [[5, 3, 7]], "max_tokens": 4, "temperature": 0, "stop": ["die"], "seed": 1234}
     assert httpx.post(f"{url}/v1/completions", json=until, timeout=60).raise_for_status().json()["choices"]
 

@@ -18,18 +18,18 @@ ONE, MIB = "/v1/models/one", 2**20
 @pytest.mark.parametrize("size", [0.01, 0.25, 1])
 def test_a_reply_has_the_form_that_was_asked_for(http, size):
     """The process writes it, but for a JSON text of more than a mebibyte of tensors, which the server makes."""
-    asked = {"text": f"needs 20 large {size}"}
-    reply = http.post(f"{ONE}/forward", json=asked, headers={"accept": SAFETENSORS})
+    fields = {"text": f"needs 20 large {size}"}
+    reply = http.post(f"{ONE}/forward", json=fields, headers={"accept": SAFETENSORS})
     assert reply.headers["content-type"] == SAFETENSORS
     expected = load(reply.content)["layers.0.q"]
     assert expected.size == int(size * MIB) // 4
     for encoding in ("list", "base64"):
-        reply = http.post(f"{ONE}/forward", json=asked | {"encoding": encoding}, headers={"accept": JSON})
+        reply = http.post(f"{ONE}/forward", json=fields | {"encoding": encoding}, headers={"accept": JSON})
         assert (reply.headers["content-type"], reply.headers["vary"]) == (JSON, "Accept")
         assert (b'"base64"' in reply.content) == (encoding == "base64")
         found = from_body(ModelForwardReply, reply.content, JSON, "reply")
         np.testing.assert_array_equal(found.layers[0].q, expected)
-        assert found.labels.tokens == [asked["text"]]
+        assert found.labels.tokens == [fields["text"]]
 
 
 def test_a_reply_tells_what_the_server_alone_knows(http, repository):

@@ -148,8 +148,8 @@ def compared(tiny: Tiny, run, engine, root, place: str) -> None:
     close(reply.weights, block.weights, WEIGHTS)
 
     upstream = torch.randn(block.output.shape, generator=torch.Generator().manual_seed(2))
-    asked = GradientsRequest(**inputs, upstream=upstream.numpy(), wrt=["parameters"])
-    gradients = run(engine.ask("gradients", place, asked)).gradients
+    request = GradientsRequest(**inputs, upstream=upstream.numpy(), wrt=["parameters"])
+    gradients = run(engine.ask("gradients", place, request)).gradients
     expected = own_gradients(model, tiny, block, upstream, root, f"{place}-gradients")
     assert set(gradients) == set(expected)
     largest = max(float(value.abs().max()) for value in expected.values())

@@ -169,7 +169,7 @@ def test_projections_are_held():
     def plan(width):
         stored, start = (np.broadcast_to(np.float32(0), (2, length, wide)) for length, wide in ((60, width), (50, 10)))
         layer = {"state": matrix(32, 10), "stored": matrix(32, width), "output": matrix(24, 8)}
-        asked = HopfieldRequest(stored=stored, states=start, num_heads=4, steps=1, projections=layer)
-        return hopfield.prepare(asked, DEVICE.exact()).plan
+        request = HopfieldRequest(stored=stored, states=start, num_heads=4, steps=1, projections=layer)
+        return hopfield.prepare(request, DEVICE.exact()).plan
 
     assert plan(10_000).peak_bytes > 4 * 2 * 60 * 10_000 > plan(12).peak_bytes >= 4 * 2 * 4 * 50 * 60

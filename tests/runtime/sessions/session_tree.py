@@ -187,11 +187,11 @@ class Tree:
         one = self.rng.random() < 0.5
         new = [self.fresh(len(each.tokens), 1 if one else None) for each in chosen]
         bad = self.rng.random(len(chosen)) < 0.15
-        asked = [
+        requests = [
             {"session": each.id, "query": x, "at": each.length + int(wrong)}
             for each, x, wrong in zip(chosen, new, bad, strict=True)
         ]
-        reply = await self.sessions.steps(validate(StepsRequest, {"steps": asked}))
+        reply = await self.sessions.steps(validate(StepsRequest, {"steps": requests}))
         for each, x, wrong, answer in zip(chosen, new, bad, reply.steps, strict=True):
             if wrong:
                 assert (answer.session, answer.status, answer.expected) == (each.id, 409, each.length + 1)
@@ -201,8 +201,8 @@ class Tree:
     async def step_in_turn(self, twin: Twin) -> None:
         """Take steps of one session at once, which keep their order."""
         new = [self.fresh(len(twin.tokens)) for _ in range(3)]
-        asked = [self.sessions.step(twin.id, validate(StepRequest, {"query": x})) for x in new]
-        for x, answer in zip(new, await asyncio.gather(*asked), strict=True):
+        requests = [self.sessions.step(twin.id, validate(StepRequest, {"query": x})) for x in new]
+        for x, answer in zip(new, await asyncio.gather(*requests), strict=True):
             await self.check_step(twin, x, answer)
 
     async def fork(self, twin: Twin) -> None:
@@ -230,7 +230,7 @@ class Tree:
     async def fail(self, twin: Twin) -> None:
         """Ask for a step that is refused."""
         x = self.fresh(len(twin.tokens))
-        asked = [
+        requests = [
             {"query": x, "at": twin.length + 1}, {"query": x[..., 1:]}, {"query": x[[0] * (len(x) + 1)]},
             {"query": x, "version": "another"}, {"query": x[0, 0]}, {"query": x, "key": x[0, 0]},
             {"query": x, "edits": [{"tap": "weights", "heads": [9], "set": 0}]},
@@ -238,9 +238,9 @@ class Tree:
             {"query": x, "key_mask": np.ones((len(x), twin.length + x.shape[1] + 1), bool)},
         ][self.rng.integers(9)]  # fmt: skip
         with pytest.raises(AttentionError) as refused:
-            await self.sessions.step(twin.id, validate(StepRequest, asked))
+            await self.sessions.step(twin.id, validate(StepRequest, requests))
         assert refused.value.status in {409, 422}
-        assert isinstance(refused.value, LengthMismatch) == ("at" in asked)
+        assert isinstance(refused.value, LengthMismatch) == ("at" in requests)
 
     async def cancel(self, twin: Twin) -> None:
         """Leave in the middle of a step."""

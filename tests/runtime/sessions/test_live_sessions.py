@@ -95,8 +95,8 @@ async def test_many_sessions_in_one_pass_get_what_each_gets_alone(engine):
             await step(engine, ident, x[:, :length])
         forks.append((await engine.sessions.fork(ident, ForkSession())).session)
     alone = [await step(engine, ident, x[:, -2:]) for ident, x in zip(forks, whole, strict=True)]
-    asked = [{"session": ident, "query": x[:, -2:]} for ident, x in zip(ids, whole, strict=True)]
-    together = await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))
+    requests = [{"session": ident, "query": x[:, -2:]} for ident, x in zip(ids, whole, strict=True)]
+    together = await engine.sessions.steps(validate(StepsRequest, {"steps": requests}))
     assert {reply.ran.batch for reply in together.steps} == {len(lengths)}
     for x, one, reply in zip(whole, alone, together.steps, strict=True):
         close(reply.output, one.output)
@@ -112,11 +112,11 @@ async def test_steps_with_keys_and_values_of_their_own_join_too(engine):
         ids = [await opened(engine) for _ in x]
         found = []
         for start, stop in [(0, 3), (3, 4), (4, 5)]:
-            asked = [
+            requests = [
                 {name: each[row : row + 1, start:stop] for name, each in sent.items()} | {"session": ident}
                 for row, ident in enumerate(ids)
             ]
-            replies = (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
+            replies = (await engine.sessions.steps(validate(StepsRequest, {"steps": requests}))).steps
             assert {reply.ran.kernel for reply in replies} == {"in_place"}
             joined.append(max(reply.ran.batch for reply in replies))
             found.append(np.concatenate([reply.output for reply in replies]))
@@ -623,11 +623,11 @@ async def test_a_step_that_breaks_its_pass_fails_alone_and_appends_nothing(engin
             raise fault
         return real(self, uploaded)
 
-    asked = [{"session": ident, "query": x[:, 2:3]} for ident, x in zip(ids, whole, strict=True)]
-    asked[3]["query"] = whole[3][:, 2:3] + 1000
+    requests = [{"session": ident, "query": x[:, 2:3]} for ident, x in zip(ids, whole, strict=True)]
+    requests[3]["query"] = whole[3][:, 2:3] + 1000
     with monkeypatch.context() as patch:
         patch.setattr(step_operation.Steps, "launch", fails)
-        replies = (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
+        replies = (await engine.sessions.steps(validate(StepsRequest, {"steps": requests}))).steps
     assert max(passes) == len(ids)
     for number, (ident, x, reply) in enumerate(zip(ids, whole, replies, strict=True)):
         if number == 3:

@@ -46,8 +46,8 @@ def tokens(count, seed):
 
 
 async def stepped(engine, ids, inputs):
-    asked = [{"session": ident, "query": x} for ident, x in zip(ids, inputs, strict=True)]
-    return (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
+    requests = [{"session": ident, "query": x} for ident, x in zip(ids, inputs, strict=True)]
+    return (await engine.sessions.steps(validate(StepsRequest, {"steps": requests}))).steps
 
 
 @pytest.mark.slow

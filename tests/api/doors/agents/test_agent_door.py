@@ -145,12 +145,12 @@ def test_there_is_no_stream_of_its_own_to_open_and_no_session_to_end(agents):
 
 
 def test_a_message_needs_a_key_and_a_host_of_the_server(agents):
-    asked = message("tools/list")
-    assert httpx.post(f"{agents.url}/mcp", **asked).status_code == 401
-    asked["headers"] |= by(agents.key)
-    assert httpx.post(f"{agents.url}/mcp", **asked).status_code == 200
-    asked["headers"]["origin"] = "https://elsewhere.test"
-    assert httpx.post(f"{agents.url}/mcp", **asked).status_code == 403
+    fields = message("tools/list")
+    assert httpx.post(f"{agents.url}/mcp", **fields).status_code == 401
+    fields["headers"] |= by(agents.key)
+    assert httpx.post(f"{agents.url}/mcp", **fields).status_code == 200
+    fields["headers"]["origin"] = "https://elsewhere.test"
+    assert httpx.post(f"{agents.url}/mcp", **fields).status_code == 403
 
 
 async def test_a_key_without_a_scope_is_told_which_one_it_needs(agents):
@@ -179,9 +179,9 @@ async def test_an_input_belongs_to_the_key_that_opened_it(agents, mode):
 
 
 def test_messages_count_as_requests_of_their_caller(agents):
-    asked = message("tools/list")
-    asked["headers"] |= by(agents.slow)
-    answered = [httpx.post(f"{agents.url}/mcp", **asked) for _ in range(3)]
+    fields = message("tools/list")
+    fields["headers"] |= by(agents.slow)
+    answered = [httpx.post(f"{agents.url}/mcp", **fields) for _ in range(3)]
     assert [each.status_code for each in answered] == [200, 429, 429]
     assert answered[1].json()["code"] == "caller_limit"
     assert int(answered[1].headers["retry-after"]) >= 1
@@ -363,8 +363,8 @@ async def test_a_server_that_stops_answers_first(tmp_path, mode):
 
 def test_a_message_counts_in_the_memory_of_bodies(tmp_path):
     with live_server(tmp_path, mcp=True, memory_budget=2**22) as url:
-        asked = message("tools/call", name="open_input", arguments={"image": "A" * 2**23})
-        answered = httpx.post(f"{url}/mcp", **asked)
+        fields = message("tools/call", name="open_input", arguments={"image": "A" * 2**23})
+        answered = httpx.post(f"{url}/mcp", **fields)
         assert (answered.status_code, answered.json()["code"]) == (413, "over_budget")
         assert httpx.post(f"{url}/mcp", **message("tools/list")).status_code == 200
 
@@ -372,10 +372,10 @@ def test_a_message_counts_in_the_memory_of_bodies(tmp_path):
 @pytest.mark.slow
 def test_a_server_without_keys_answers_everybody(tmp_path):
     with live_server(tmp_path, mcp=True) as url:
-        asked = message("tools/call", name="estimate_cost", arguments={"attention": {"num_heads": 2, "head_dim": 8}})
-        told = httpx.post(f"{url}/mcp", **asked).json()["result"]
-        assert told["structuredContent"]["subject"] == "attention"
-        assert not told.get("isError")
+        fields = message("tools/call", name="estimate_cost", arguments={"attention": {"num_heads": 2, "head_dim": 8}})
+        reply = httpx.post(f"{url}/mcp", **fields).json()["result"]
+        assert reply["structuredContent"]["subject"] == "attention"
+        assert not reply.get("isError")
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def refused(answer, status, *words):
     """The error object of an answer that must be refused, with words that must be in it."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
-    told = answer.json()
-    assert isinstance(told["error"], str)
-    assert all(word in told["error"] for word in words), told["error"]
-    return told
+    reply = answer.json()
+    assert isinstance(reply["error"], str)
+    assert all(word in reply["error"] for word in words), reply["error"]
+    return reply

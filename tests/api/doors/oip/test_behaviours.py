@@ -68,8 +68,8 @@ def test_names_arrive_percent_encoded(http):
 )
 def test_an_unknown_model_is_told_in_the_words_of_triton(http, name):
     for method, path in (("GET", ""), ("GET", "/ready"), ("GET", "/config"), ("GET", "/stats"), ("POST", "/infer")):
-        told = refused(http.request(method, f"/v2/models/{name}{path}"), 404)
-        assert told["error"] == f"Request for unknown model: '{unquote(name)}' is not found"
+        refusal = refused(http.request(method, f"/v2/models/{name}{path}"), 404)
+        assert refusal["error"] == f"Request for unknown model: '{unquote(name)}' is not found"
 
 
 # ── (4) errors, (5) only 200 succeeds, (6) health, (10) paths ────────────────────────────────────────────────────────
@@ -77,9 +77,9 @@ def test_an_unknown_model_is_told_in_the_words_of_triton(http, name):
 
 def test_every_refusal_has_an_error_as_text(door, http):
     with client(door.url, "wrong") as stranger:
-        told = stranger.get("/v2")
-        refused(told, 401, "API key")
-        assert "www-authenticate" in told.headers
+        reply = stranger.get("/v2")
+        refused(reply, 401, "API key")
+        assert "www-authenticate" in reply.headers
     with client(door.url, door.limited) as seldom:
         assert seldom.get("/v2").status_code == 200
         limited = seldom.get("/v2")
@@ -245,12 +245,14 @@ def test_fp16_is_json_too(http):
 
 def test_numbers_that_json_lacks_come_as_bytes_or_are_refused(http):
     spec = json.dumps({"masks": [{"name": "causal"}]})
-    asked = ASKED | {"parameters": {"spec": spec}, "outputs": [{"name": "masked_scores"}, {"name": "output"}]}
-    outputs, head = read(http.post("/v2/models/_attention/infer", json=asked))
+    request = ASKED | {"parameters": {"spec": spec}, "outputs": [{"name": "masked_scores"}, {"name": "output"}]}
+    outputs, head = read(http.post("/v2/models/_attention/infer", json=request))
     assert np.isinf(outputs["masked_scores"]).sum() == 3
     assert ["data" in each for each in head["outputs"]] == [False, True]
-    asked["outputs"][0]["parameters"] = {"binary_data": False}
-    refused(http.post("/v2/models/_attention/infer", json=asked), 400, "outputs.0.parameters.binary_data", "JSON lacks")
+    request["outputs"][0]["parameters"] = {"binary_data": False}
+    refused(
+        http.post("/v2/models/_attention/infer", json=request), 400, "outputs.0.parameters.binary_data", "JSON lacks"
+    )
     for number in ('"NaN"', "NaN", "1e999"):
         text = json.dumps(ASKED).replace("-1.0", number, 1)
         refused(http.post(INFER, content=text), 400)
@@ -289,8 +291,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("field", MALFORMED)
 def test_a_malformed_envelope_is_400_with_its_field(http, field):
-    told = refused(http.post(INFER, json=MALFORMED[field]), 400, field)
-    assert told["param"] == field
+    refusal = refused(http.post(INFER, json=MALFORMED[field]), 400, field)
+    assert refusal["param"] == field
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "7", '{"inputs": ' + "[" * 2000])
@@ -340,8 +342,8 @@ def test_a_timeout_that_passes_ends_the_request(http):
 
 
 def test_metadata_lists_required_inputs_and_config_all(http, version):
-    told = http.get("/v2/models/half").json()
-    assert told == {
+    reply = http.get("/v2/models/half").json()
+    assert reply == {
         "name": "half",
         "versions": ["1"],
         "platform": "attention_service",
@@ -362,12 +364,12 @@ def test_metadata_lists_required_inputs_and_config_all(http, version):
 @pytest.mark.parametrize("question", ["", ":weights", ":gradients"])
 @pytest.mark.parametrize("model", ["demo", "_attention"])
 def test_metadata_states_the_outputs_that_come(http, model, question):
-    told = http.get(f"/v2/models/{model}{question}").json()
+    reply = http.get(f"/v2/models/{model}{question}").json()
     x = X[None, None] if model == "_attention" else X[None]
     outputs, _ = infer(http, f"{model}{question}", {"query": x})
-    assert {each["name"] for each in told["outputs"]} == set(outputs)
+    assert {each["name"] for each in reply["outputs"]} == set(outputs)
     if model == "demo":
-        for each in told["outputs"]:
+        for each in reply["outputs"]:
             assert all(
                 size in (-1, came) for size, came in zip(each["shape"], outputs[each["name"]].shape, strict=True)
             )
@@ -381,8 +383,8 @@ def test_scopes_are_asked_for_what_is_done(door):
         assert http.post(INFER, json=ASKED).status_code == 200
         assert http.post("/v2/repository/index").status_code == 200
         for path in ("/v2/repository/models/demo/load", "/v2/repository/models/demo/unload"):
-            told = refused(http.post(path), 403, "manage")
-            assert told["needed_scopes"] == ["manage"]
+            refusal = refused(http.post(path), 403, "manage")
+            assert refusal["needed_scopes"] == ["manage"]
         refused(http.get("/v2/models/stats"), 403, "inspect")
     with client(door.url, door.inspect) as http:
         refused(http.post(INFER, json=ASKED), 403, "infer")
@@ -418,8 +420,8 @@ def test_an_output_that_did_not_come_is_refused(http):
 
 
 def test_outputs_add_to_what_parameters_ask_for(http):
-    asked = ASKED | {"outputs": [{"name": "weights"}], "parameters": {"return": '["output"]'}}
-    outputs, _ = read(http.post(INFER, json=asked))
+    request = ASKED | {"outputs": [{"name": "weights"}], "parameters": {"return": '["output"]'}}
+    outputs, _ = read(http.post(INFER, json=request))
     assert list(outputs) == ["weights"]
     names = ["gradients.query", "gradients.k_proj.weight"]
     for wrt in ('["parameters", "query"]', '["query"]'):
@@ -438,8 +440,8 @@ def test_loading_with_files_or_with_what_is_no_config_is_refused(http):
         ({"other": 1}, "parameters.other"),
         ([], "parameters"),
     ):
-        told = refused(http.post(load, json={"parameters": parameters}), 400)
-        assert told["param"] == field
+        refusal = refused(http.post(load, json={"parameters": parameters}), 400)
+        assert refusal["param"] == field
     refused(http.post(load, json={"parameters": {"config": '{"max_batch_size": 8}'}}), 400, "config")
     refused(http.post("/v2/repository/models/demo:weights/load"), 400, "name the module alone")
     refused(http.post("/v2/repository/models/_attention/load", json={"parameters": {"config": config}}), 400)

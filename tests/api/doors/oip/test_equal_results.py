@@ -99,10 +99,10 @@ def weigh(http, model, inputs, method, native, **options):
     names = [f"statistics.{name}" for name in statistics]
     if method not in {"exact", "linear"}:
         body, headers = binary(inputs, parameters=options)
-        told = refused(http.post(f"/v2/models/{model}/infer", content=body, headers=headers), 400, "exact")
+        refusal = refused(http.post(f"/v2/models/{model}/infer", content=body, headers=headers), 400, "exact")
         with pytest.raises(AttentionError) as fault:
             native()
-        assert told["error"] == fault.value.detail
+        assert refusal["error"] == fault.value.detail
         return
     outputs, _ = infer(http, model, inputs, top_k=2, **options)
     same(outputs, native(top_k=2))

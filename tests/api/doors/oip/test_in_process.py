@@ -35,8 +35,8 @@ async def test_a_server_that_takes_no_work_is_live_and_not_ready(tmp_path, state
         await http.post("/v1/modules", json=MADE)
         engine.runner.state = state
         assert (await http.get("/v2/health/live")).json() == {"live": True}
-        told = refused(await http.get("/v2/health/ready"), 503)
-        assert told["ready"] is False
+        refusal = refused(await http.get("/v2/health/ready"), 503)
+        assert refusal["ready"] is False
         refused(await http.get("/v2/models/demo/ready"), 503)
         refused(await http.get("/v2/models/_attention/ready"), 503)
         refused(await http.post("/v2/models/demo/infer", json=ASKED), 503)

@@ -87,8 +87,8 @@ def test_a_deadline_before_the_first_token_is_an_error(http, stream):
 
 
 def test_the_time_of_a_generation_counts_against_its_caller(door, http):
-    asked = SHORT | {"max_tokens": 200, "stream": True}
-    answers = [http.post("/v1/completions", json=asked, headers=by(door.of_little_time)) for _ in range(2)]
+    request = SHORT | {"max_tokens": 200, "stream": True}
+    answers = [http.post("/v1/completions", json=request, headers=by(door.of_little_time)) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
 
 
@@ -127,8 +127,8 @@ def test_tokens_are_counted(http):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_kept_run_is_a_recording(door, http, stream):
-    asked = SHORT | {"stream": stream, "attention": {"keep": True, "weights": True}}
-    answer = http.post("/v1/completions", json=asked)
+    request = SHORT | {"stream": stream, "attention": {"keep": True, "weights": True}}
+    answer = http.post("/v1/completions", json=request)
     objects = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if "{" in line]
     with Client(door.url, api_key=door.key) as client:
         recording = client.recordings.get(objects[-1]["recording"])
@@ -156,18 +156,18 @@ def test_scopes_and_limits_of_keys_hold(door, http):
 
 
 async def test_the_client_generates_whole_and_piece_by_piece(door):
-    asked = {"max_tokens": 5, "temperature": 0, "attention": {"layers": [1], "top_k": 2}}
+    fields = {"max_tokens": 5, "temperature": 0, "attention": {"layers": [1], "top_k": 2}}
     with Client(door.url, api_key=door.key) as client:
-        whole = client.models.generate("talker", "Hello", **asked)
-        pieces = [*client.models.stream("talker", "Hello", **asked)]
+        whole = client.models.generate("talker", "Hello", **fields)
+        pieces = [*client.models.stream("talker", "Hello", **fields)]
         assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
         assert [piece.choices[0].attention[0].id for piece in pieces] == [
             each.id for each in whole.choices[0].attention
         ]
     async with AsyncClient(door.url, api_key=door.key) as client:
         messages = [{"role": "user", "content": "Hello"}]
-        answer = await client.models.chat("talker", messages, **asked)
-        pieces = [each async for each in client.models.stream_chat("talker", messages, **asked)]
+        answer = await client.models.chat("talker", messages, **fields)
+        pieces = [each async for each in client.models.stream_chat("talker", messages, **fields)]
         assert "".join(piece.choices[0].text for piece in pieces) == answer.choices[0].text
 
 

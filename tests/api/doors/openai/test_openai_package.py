@@ -56,10 +56,10 @@ def test_drawn_answers_are_those_of_transformers_after_the_same_seed(client):
 
 
 def test_an_answer_is_streamed_token_by_token(client):
-    asked = {"model": "talker", "messages": CHAT, "temperature": 0, "max_tokens": 6, "logprobs": True}
-    whole = client.chat.completions.create(top_logprobs=2, **asked)
+    fields = {"model": "talker", "messages": CHAT, "temperature": 0, "max_tokens": 6, "logprobs": True}
+    whole = client.chat.completions.create(top_logprobs=2, **fields)
     chunks = [*client.chat.completions.create(
-        stream=True, stream_options={"include_usage": True}, top_logprobs=2, extra_body=LOOK, **asked
+        stream=True, stream_options={"include_usage": True}, top_logprobs=2, extra_body=LOOK, **fields
     )]  # fmt: skip
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [chunk.choices[0] for chunk in chunks if chunk.choices]
@@ -106,9 +106,9 @@ def test_a_stop_text_ends_an_answer(client):
 
 def test_edits_change_the_answer(client):
     edits = {"1": [{"tap": "context", "set": 0}], "0": [{"tap": "context", "set": 0}]}
-    asked = {"model": "talker", "prompt": "Hello", "temperature": 0, "max_tokens": 8}
-    edited = client.completions.create(extra_body={"attention": {"statistics": [], "edits": edits}}, **asked)
-    assert edited.choices[0].text != client.completions.create(**asked).choices[0].text
+    fields = {"model": "talker", "prompt": "Hello", "temperature": 0, "max_tokens": 8}
+    edited = client.completions.create(extra_body={"attention": {"statistics": [], "edits": edits}}, **fields)
+    assert edited.choices[0].text != client.completions.create(**fields).choices[0].text
 
 
 @pytest.mark.parametrize("form", ["float", "base64", None])
@@ -140,10 +140,10 @@ def test_models_are_listed(client):
 
 async def test_the_awaited_client_does_the_same(door):
     async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key) as client:
-        asked = {"model": "talker", "messages": CHAT, "temperature": 0, "max_tokens": 5}
-        whole = await client.chat.completions.create(**asked)
+        fields = {"model": "talker", "messages": CHAT, "temperature": 0, "max_tokens": 5}
+        whole = await client.chat.completions.create(**fields)
         text = ""
-        async for chunk in await client.chat.completions.create(stream=True, **asked):
+        async for chunk in await client.chat.completions.create(stream=True, **fields):
             text += chunk.choices[0].delta.content or ""
         assert text == whole.choices[0].message.content == own(WRITTEN, 5)[0]
         assert len((await client.embeddings.create(model="encoder", input="the cat")).data) == 1
@@ -202,11 +202,11 @@ def test_what_the_server_does_not_have_is_told_as_the_package_reads_it(client, a
     with pytest.raises(openai.NotFoundError) as refusal:
         ask(client)
     assert (refusal.value.type, refusal.value.code) == ("invalid_request_error", code)
-    told = refusal.value.response.json()
+    reply = refusal.value.response.json()
     # OpenAI's package for JavaScript shows the message alone, or "404 status code (no body)".
-    assert told["error"]["message"] == told["detail"]
-    assert code == "model_not_found" or "/v1/chat/completions" in told["detail"]
-    assert told["error"]["request_id"] == told["request_id"] == refusal.value.request_id
+    assert reply["error"]["message"] == reply["detail"]
+    assert code == "model_not_found" or "/v1/chat/completions" in reply["detail"]
+    assert reply["error"]["request_id"] == reply["request_id"] == refusal.value.request_id
 
 
 def test_a_wrong_key_is_told_on_every_path_of_the_package(door):

@@ -87,8 +87,8 @@ def test_events_come_in_order_and_hold_the_whole_answer(client):
 
 def test_each_line_of_a_stream_is_named_by_its_type(door):
     headers = {"authorization": f"Bearer {door.key}"}
-    asked = {"model": "talker", "input": "Hello", "stream": True, "max_output_tokens": 2}
-    text = httpx.post(f"{door.url}/v1/responses", json=asked, headers=headers, timeout=60).text
+    fields = {"model": "talker", "input": "Hello", "stream": True, "max_output_tokens": 2}
+    text = httpx.post(f"{door.url}/v1/responses", json=fields, headers=headers, timeout=60).text
     *events, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     for event in events:
@@ -165,9 +165,9 @@ def test_fields_that_change_nothing_are_accepted(client, neutral):
 
 def test_the_client_answers_and_streams(door):
     with Client(door.url, api_key=door.key) as client:
-        asked = {"instructions": "Be brief.", "temperature": 0, "max_output_tokens": 9}
-        whole = client.models.respond("talker", "Hello", **asked)
-        events = [*client.models.stream_response("talker", "Hello", attention={"keep": True}, **asked)]
+        fields = {"instructions": "Be brief.", "temperature": 0, "max_output_tokens": 9}
+        whole = client.models.respond("talker", "Hello", **fields)
+        events = [*client.models.stream_response("talker", "Hello", attention={"keep": True}, **fields)]
         assert "".join(event.delta or "" for event in events) == whole.output_text == own(WRITTEN, 9)[0]
         assert client.recordings.get(events[-1].recording).id == events[-1].recording
         with pytest.raises(InvalidRequest):

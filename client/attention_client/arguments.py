@@ -11,6 +11,7 @@ from attention_contract.schemas.analyses.context import ContextSource
 from attention_contract.schemas.analyses.effects import SweptEdit
 from attention_contract.schemas.analyses.hopfield import Projections
 from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
+from attention_contract.schemas.analyses.model_paths import PathReceivers, PathSenders
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
 from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
 from attention_contract.schemas.costs.sweeps import Sweep
@@ -28,6 +29,8 @@ SelectLike = Select | Mapping[str, Sequence[int]]
 EditLike = Edit | Mapping[str, Any]
 SweptEditLike = SweptEdit | Mapping[str, Any]
 ModelSweptEditLike = ModelSweptEdit | Mapping[str, Any]
+PathSendersLike = PathSenders | Mapping[str, Any]
+PathReceiversLike = PathReceivers | Mapping[str, Any]
 DropoutLike = Dropout | Mapping[str, Any]
 AlternativeLike = Alternative | Mapping[str, Any]
 SessionShapeLike = SessionShape | Mapping[str, Any]
@@ -94,6 +97,9 @@ class ModelLensFields(ModelFields, total=False):
 class ModelEffectsFields(ModelFields, total=False):
     """The fields of a request for a model's effects that are None by default."""
 
+    sweep: ModelSweptEditLike | None
+    from_: PathSendersLike | None
+    to: PathReceiversLike | None
     of: PredictedLogit | GivenAnswer | GivenUpstream | Mapping[str, Any] | None
 
 

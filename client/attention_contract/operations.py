@@ -333,7 +333,7 @@ model_gradients = Operation(
 )  # fmt: skip
 model_effects = Operation(
     "model_effects", "POST", "/v1/models/{model}/effects", ModelEffectsRequest, ModelEffectsReply,
-    "The change of a prediction of a whole model by each edit of a sweep: layers, heads, queries or keys",
+    "The change of a prediction of a whole model by each edit of a sweep, or along each path between components",
     (*READS_BODY, *OF_MODEL), tensors=True, pictures=("effects",),
     example=EXAMPLE_TEXT | {"sweep": {"tap": "context", "over": ["layers", "heads"], "set": 0}}, scopes=INFER,
 )  # fmt: skip

@@ -21,7 +21,7 @@ from attention_pictures.token_lines import token_lines
 from attention_pictures.weight_figures import sequence_of
 
 _MEASURES = {"jensen_shannon": "divergence in nats", "cka": "linear CKA"}
-_SINGULAR = {"layers": "layer", "heads": "head", "queries": "query", "keys": "key"}
+_SINGULAR = {"layers": "layer", "heads": "head", "queries": "query", "keys": "key", "from": "from", "to": "to"}
 _MOST_NAMED = 3
 """Layers that a heading lists."""
 
@@ -67,7 +67,7 @@ def effects_figure(reply: EffectsReply, options: PictureOptions, names: Names) -
 
 
 def model_effects_figure(reply: ModelEffectsReply, options: PictureOptions, names: Names) -> Figure:
-    """Draw the effect of each edit on a prediction: one swept axis as a table, two as a map of the change."""
+    """Draw the effect of each edit or path on a prediction: one swept axis as a table, two as a map of the change."""
     effects = reply.effects
     batched = effects.value.ndim > len(reply.swept)
     sequence = sequence_of(options, len(effects.value) if batched else None)

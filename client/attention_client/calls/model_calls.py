@@ -11,6 +11,8 @@ from attention_client.arguments import (
     ModelLensFields,
     ModelSweptEditLike,
     ModelWeightsFields,
+    PathReceiversLike,
+    PathSendersLike,
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call
@@ -154,16 +156,23 @@ class Models(Generation[WayT], Surveys[WayT]):
 
     @method
     def effects(
-        self, model: str, text: str | Sequence[str] | None = None, *, sweep: ModelSweptEditLike, alone: bool = False,
+        self, model: str, text: str | Sequence[str] | None = None, *, alone: bool = False,
         **options: Unpack[ModelEffectsFields],
     ) -> Call[ModelEffectsReply]:  # fmt: skip
-        """Return the change of a prediction by each edit of a sweep over layers, heads, queries or keys.
+        """Return the change of a prediction by each edit of a sweep, or by each path between components.
 
-        ``{"tap": "context", "over": ["layers", "heads"], "set": 0}`` knocks out each head of each layer in turn.
-        ``layers`` are those that are swept, ``window`` of the sweep the number of layers that one edit changes.
-        ``query_groups`` and ``key_groups`` of the sweep take groups of tokens in place of single ones: with
+        The ``sweep`` ``{"tap": "context", "over": ["layers", "heads"], "set": 0}`` knocks out each head of each layer
+        in turn. ``layers`` are those that are swept, ``window`` of the sweep the number of layers that one edit
+        changes. ``query_groups`` and ``key_groups`` of the sweep take groups of tokens in place of single ones: with
         ``{"tap": "masked_scores", "set": float("-inf")}`` one group no longer sees another. ``of`` is the number that
-        is measured, as in ``gradients``. ``edits`` apply in every run. Inputs as in ``forward``.
+        is measured, as in ``gradients``. ``edits`` apply in every run.
+
+        ``from_`` and ``to`` take the place of ``sweep``: they name components, each of which sends a changed output
+        along a path through the residual stream alone. With ``from_={"layer": 0, "text": "…"}`` the heads of layer 0
+        send what they make of another text of as many tokens, with ``{"set": 0}`` nothing. ``to={"layer": 1}`` are the
+        inputs of that layer's queries, keys and values, head by head; by default the logits. ``parts`` of both name
+        others: ``mlps`` and ``embeddings``. Inputs as in ``forward``. Raises InvalidRequest for a model whose states
+        are no sum of parts.
         """
         return call(operations.model_effects, with_media(locals()))
 
@@ -209,15 +218,16 @@ class Models(Generation[WayT], Surveys[WayT]):
     def complexity(
         self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
         new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), fit: bool = False,
-        sweep: ModelSweptEditLike | None = None, text: str | None = None, return_: Sequence[Measure] = MEASURES,
+        sweep: ModelSweptEditLike | None = None, from_: PathSendersLike | None = None,
+        to: PathReceiversLike | None = None, text: str | None = None, return_: Sequence[Measure] = MEASURES,
         heads: int = 8, temperature: float = 0.0, alone: bool = False, **options: Unpack[ContextOptions],
     ) -> Call[ModelComplexityReply]:  # fmt: skip
         """Return what a text of so many tokens costs, and a generation of new ones after it.
 
         ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
         "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too, and
-        ``fit`` prices the fit of a Jacobian lens over the texts, and ``sweep`` a sweep of ``effects``. The arguments
-        of ``context`` give the cost of that call, in place of sizes. Raises InvalidRequest for images if the model
-        reads none.
+        ``fit`` prices the fit of a Jacobian lens over the texts, and ``sweep`` a sweep of ``effects``, or ``from_`` and
+        ``to`` its paths. The arguments of ``context`` give the cost of that call, in place of sizes. Raises
+        InvalidRequest for images if the model reads none.
         """
         return call(operations.model_complexity, locals())

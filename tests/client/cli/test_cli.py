@@ -233,6 +233,16 @@ def test_a_spec_may_stand_in_a_file(run, played, tmp_path):
     assert played.asked.spec.softcap == 5
 
 
+def test_paths_are_asked_for_in_place_of_a_sweep(run, played):
+    run("models", "effects", "net", "cat", "--from", '{"layer": 0, "text": "dog"}', "--to", '{"layer": 1}')
+    asked = played.asked
+    assert (asked.sweep, asked.from_.layer, asked.from_.text, asked.to.layer) == (None, 0, "dog", 1)
+    run("models", "effects", "net", "cat")
+    assert (played.asked.sweep.over, played.asked.from_) == (["layers", "heads"], None)
+    run("models", "complexity", "net", "--length", "8", "--from", '{"set": "mean"}')
+    assert played.asked.from_.set == "mean"
+
+
 def test_what_is_asked_of_costs(run, played, tmp_path):
     (tmp_path / "other.json").write_text('{"kernel": "blocked"}')
     run(

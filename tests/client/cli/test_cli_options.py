@@ -71,6 +71,7 @@ def test_one_name_means_one_thing_in_every_command():
     kinds = {}
     two_meanings = {
         "--beta",  # a file for the delta rules; the inverse temperature of Hopfield retrieval
+        "--from",  # the session to begin with; the components at the beginnings of paths
         "--layer",  # the number of a checkpoint's layer; the name of a recorded one
         "--sweep",  # the sizes to vary of a module; the edits to price of a model
     }

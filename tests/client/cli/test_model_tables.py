@@ -9,9 +9,10 @@ import pytest
 from attention_client.cli.commands import model_progress
 from attention_client.cli.tables import reply_tables
 from attention_client.cli.tables.block_map import MOST, print_map
-from attention_client.cli.tables.model_tables import differentiated, looked, model_ran, predicted, readable
+from attention_client.cli.tables.model_tables import changed, differentiated, looked, model_ran, predicted, readable
 from attention_contract.errors import ModelNotFound
 from attention_contract.request_names import names_of
+from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply
 from attention_contract.schemas.attention import Select
 from attention_contract.schemas.model_requests import (
     LayerGradients,
@@ -61,6 +62,21 @@ def test_a_row_for_each_head_has_its_statistics_and_its_largest_weights(capsys):
     assert text == "net (Net) on cpu in float32: 1 ms (queued 0), loaded in 1.5 s, fused"
     assert rows[6] == ["token", "L0H0", "L0H1", "cross.1", "H0", "cross.1", "H1"], "few heads: a row for each token"
     assert rows[8][:9] == ["the", "<s>", "(0.75)", "the", "(0.25)", "the", "(0.50)", "<s>", "(0.50)"]
+
+
+def test_a_row_for_each_path_that_there_is_the_largest_effect_first(capsys):
+    ends = {"from": [{"part": "heads", "layer": 0, "head": 1}, {"part": "mlps", "layer": 1}, {"part": "embeddings"}],
+            "to": [{"part": "k", "layer": 1, "head": 0}, {"part": "logits"}]}  # fmt: skip
+    value = np.array([[0.5, 0.25], [np.nan, -2.0], [1.0, 0.125]], np.float32)
+    effects = ModelEffects(value=value, divergence=abs(value))
+    changed(ModelEffectsReply(swept=ends, baseline=np.ones(()), labels=LABELS, ran=RAN, effects=effects))
+    text = capsys.readouterr().out
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    begin = next(at for at, row in enumerate(rows) if "from" in row and "to" in row) + 1
+    assert rows[begin : begin + 5] == [
+        "0 mlp 1 logits -2 2", "0 embeddings 1.0 k 1 1", "0 0.1 1.0 k 0.5 0.5", "0 0.1 logits 0.25 0.25",
+        "0 embeddings logits 0.125 0.125",
+    ], text  # fmt: skip
 
 
 def test_a_selected_head_keeps_its_number(capsys):

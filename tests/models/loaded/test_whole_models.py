@@ -155,6 +155,28 @@ def test_effects_of_heads_are_those_of_single_edits(models):
     assert several.effects.value.shape == (2, 1, 4)
 
 
+def test_paths_between_heads_over_http(models):
+    other = " ".join(reversed(TEXT.split()))
+    paths = {"from_": {"layer": 0, "text": other}, "to": {"layer": 1}}
+    reply = models.effects("llama", TEXT, **paths, of={"token": 5}, encoding="base64")
+    assert [str(end) for end in reply.swept["from"]] == ["0.0", "0.1", "0.2", "0.3"]
+    ends = [*(f"1.{head} q" for head in range(4)), *(f"1.{head} {part}" for part in "kv" for head in range(2))]
+    assert [str(end) for end in reply.swept["to"]] == ends
+    assert reply.effects.value.shape == reply.effects.divergence.shape == (4, 8)
+    assert np.isfinite(reply.effects.value).all()
+    assert b"<svg" in reply.plot(width=500).data
+    cost = models.complexity("llama", 6, **paths).sweep
+    assert (cost.edits, cost.passes) == (32, 8)  # two texts, and two passes each for queries, keys and values
+    assert cost.peak_bytes == reply.ran.peak_bytes
+    direct = models.effects("llama", [TEXT, other], from_={"parts": ["heads", "mlps", "embeddings"], "set": "mean"})
+    assert direct.effects.value.shape == (2, 11, 1)
+    with pytest.raises(InvalidRequest, match="no attention") as fault:
+        models.effects("llama", TEXT, from_={"layer": 7})
+    assert fault.value.param == "from.layer"
+    with pytest.raises(InvalidRequest, match="no attention"):
+        models.complexity("llama", 6, from_={"layer": 7})
+
+
 @pytest.mark.slow
 def test_gradients_are_those_of_the_eager_model(models, eager):
     table = eager.get_input_embeddings()(ids()).detach().requires_grad_()

@@ -44,6 +44,11 @@ _OF_TEXTS: Final = {
     "audio": SOUNDS,
 }
 """Forms of the input of a whole model."""
+_ENDS_OF_PATHS: Final = {
+    "from_": Form(metavar="JSON|FILE", name="--from", read=lambda text, _: read_object(text, "from")),
+    "to": Form(metavar="JSON|FILE", name="--to", read=lambda text, _: read_object(text, "to")),
+}
+"""Forms of the components that paths go between."""
 
 
 def _labelled(_: str | None, fields: Fields, ending: Ending) -> None:
@@ -58,6 +63,12 @@ def _looking(_: str | None, fields: Fields, ending: Ending) -> None:
     fields.setdefault("top_k", 3)
     one_by_one = bool((fields.get("select") or {}).get("heads"))
     fields.setdefault("return_weights", ending.whole or ending.plot is not None or one_by_one)
+
+
+def _swept_unless_paths(_: str | None, fields: Fields, __: Ending) -> None:
+    """Knock out each head of each layer, unless paths are named."""
+    if not {"from_", "to"} & fields.keys():
+        fields.setdefault("sweep", EACH_HEAD_OF_ALL_LAYERS)
 
 
 def _sweep_and_differences(_: str | None, fields: Fields, ending: Ending) -> None:
@@ -179,11 +190,14 @@ COMMANDS: Final = {
     ),
     "models effects": RequestCommand(
         "models.effects", operations.model_effects, positional=("text",), chief="effects.value",
-        prepare=lambda _, fields, __: fields.setdefault("sweep", EACH_HEAD_OF_ALL_LAYERS),
+        prepare=_swept_unless_paths,
         forms=_OF_TEXTS
-        | {"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))},
+        | {"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))}
+        | _ENDS_OF_PATHS,
         help="Show the change of a prediction by each edit of a sweep; by default each head of each layer is knocked "
-        "out in turn.\n\n--layer names the swept layers; --of the number that is measured, as in models gradients.",
+        "out in turn.\n\n--layer names the swept layers; --of the number that is measured, as in models gradients.\n\n"
+        '--from \'{"layer": 0, "text": "..."}\' changes what heads send along paths to the components of --to, by '
+        "default the logits.",
     ),
     "models similarity": RequestCommand(
         "models.similarity", operations.model_similarity, chief="",
@@ -193,7 +207,7 @@ COMMANDS: Final = {
     "models delete-lens": RequestCommand(
         "models.delete_lens", operations.delete_lens, help="Remove a fitted lens, or stop its fit."
     ),
-    "models complexity": RequestCommand("models.complexity", operations.model_complexity),
+    "models complexity": RequestCommand("models.complexity", operations.model_complexity, forms=_ENDS_OF_PATHS),
     "modules list": RequestCommand("modules.list", operations.list_modules),
     "modules show": RequestCommand("modules.get", operations.get_module),
     "modules replace": RequestCommand("modules.replace_parameters", operations.replace_parameters),

@@ -13,6 +13,7 @@ from attention_client.cli.tables.block_map import print_map
 from attention_client.cli.tables.table_output import by_index, cell, facts, line, number, print_out, table
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
+from attention_contract.schemas.analyses.model_paths import PathEnd
 from attention_contract.schemas.model_requests import (
     LayerWeights,
     ModelForwardReply,
@@ -189,14 +190,16 @@ def differentiated(reply: ModelGradientsReply) -> None:
 
 
 def changed(reply: ModelEffectsReply) -> None:
-    """Print what was measured, and a row for each edit, those that change the prediction most first."""
+    """Print what was measured, and a row for each edit or path, those that change the prediction most first."""
     names = reply.token_names
     for text, baseline in enumerate(np.atleast_1d(reply.baseline)):
         token = None if names is None else names[min(text, len(names) - 1)]
         fields = {"text": text if isinstance(reply.labels, list) else None, "baseline": number_of(baseline)}
         line(fields if token is None else {"log p of": readable(token)} | fields)
-    singular = {"layers": "layer", "heads": "head", "queries": "query", "keys": "key"}
-    axes: dict[str, Sequence[Any] | None] = {"text": None} | {singular[axis]: at for axis, at in reply.swept.items()}
+    singular = {"layers": "layer", "heads": "head", "queries": "query", "keys": "key", "from": "from", "to": "to"}
+    axes: dict[str, Sequence[Any] | None] = {"text": None}
+    for axis, indices in reply.swept.items():
+        axes[singular[axis]] = [each.name if isinstance(each, PathEnd) else each for each in indices]
     effects = dict(reply.effects)
     by_index(axes, effects, largest="value" if effects["divergence"] is None else "divergence")
     model_ran(reply.ran)

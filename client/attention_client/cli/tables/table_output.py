@@ -56,7 +56,7 @@ def by_index(
     """Print a row for each index of the axes; a dimension beyond them is a list of numbers in a cell.
 
     ``axes`` with the names of their indices, None to count from 0. A leading dimension that the tensors lack is one.
-    ``largest`` is a column: its largest number of each first index comes first.
+    ``largest`` is a column: its largest number of each first index comes first, and no row has none of it.
     """
     found = {name: np.asarray(each) for name, each in columns.items() if each is not None}
     if not found:
@@ -65,6 +65,7 @@ def by_index(
     found = {name: each[(None,) * missing] for name, each in found.items() if each.ndim + missing <= len(axes) + 1}
     places = [*np.ndindex(*next(iter(found.values())).shape[: len(axes)])]
     if largest is not None:
+        places = [at for at in places if not np.isnan(found[largest][at])]
         places.sort(key=lambda at: (at[0], -found[largest][at]))
     table(
         {

@@ -1,11 +1,12 @@
-"""Effects of edits on the prediction of a whole model: one edit for each layer, head, query or key of a sweep."""
+"""Effects on the prediction of a whole model: of each edit of a sweep, or of each path between its components."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
+from attention_contract.schemas.analyses.model_paths import PathEnd, PathReceivers, PathSenders
 from attention_contract.schemas.attention import MAX_INDICES, Edit
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, PredictedLogit
@@ -14,6 +15,7 @@ from attention_contract.schemas.prompts import ModelInput, ModelReply
 from attention_contract.tensors import FloatArray
 
 ModelAxis = Literal["layers", "heads", "queries", "keys"]
+SweptAxis = ModelAxis | Literal["from", "to"]
 TokenGroup = Annotated[Listed[Index], Field(min_length=1, max_length=MAX_INDICES)]
 MAX_GROUPS = 4096
 """The most groups of tokens of one axis."""
@@ -59,38 +61,77 @@ class ModelSweptEdit(Edit):
 
 
 class ModelEffectsRequest(ModelInput):
-    """Ask for the effect of each edit of a sweep on one number that a model predicts.
+    """Ask for the effect of each edit of a sweep, or of each path, on one number that a model predicts.
 
-    ``layers`` are those that are swept. ``edits`` apply in every run, also in the baseline.
+    ``layers`` are those that are swept. ``edits`` apply in every run of a sweep, also in the baseline.
     """
 
-    sweep: ModelSweptEdit
+    sweep: ModelSweptEdit | None = None
     """The edits to try, one at a time."""
+    from_: PathSenders | None = Field(default=None, alias="from")
+    """The beginnings of paths, in place of a sweep. Along a path, a change goes through the residual stream alone from
+    one component to one other: all others have their outputs of the baseline."""
+    to: PathReceivers | None = None
+    """The ends of these paths, by default the logits. Behind an end, the rest of the run follows from what it makes."""
     of: PredictedLogit | GivenAnswer | GivenUpstream | None = None
     """The number whose change is measured, as in ``gradients``. Default: log p of a given answer, or of the token that
     is most likely at the last position without the swept edit."""
 
+    @model_validator(mode="after")
+    def _sweep_or_paths(self) -> "ModelEffectsRequest":
+        check_sweep_or_paths(self)
+        if self.sweep is None and self.from_ is None:
+            raise at_fault("sweep", "expected a sweep, or paths by from and to; got neither")
+        if self.from_ is not None and any(self.edits.values()):
+            raise at_fault("edits", "they go with a sweep; leave them out of a request for paths")
+        return self
+
+    @property
+    def receivers(self) -> PathReceivers:
+        """The ends of paths."""
+        return PathReceivers() if self.to is None else self.to
+
+
+class _SweepOrPaths(Protocol):
+    @property
+    def sweep(self) -> ModelSweptEdit | None: ...
+    @property
+    def from_(self) -> PathSenders | None: ...
+    @property
+    def to(self) -> PathReceivers | None: ...
+
+
+def check_sweep_or_paths(request: _SweepOrPaths) -> None:
+    """Raise an error of validation for a request with a sweep and paths, or with the end of paths alone."""
+    if request.sweep is not None and request.from_ is not None:
+        raise at_fault("from", "it takes the place of sweep; leave one of the two out")
+    if request.to is not None and request.from_ is None:
+        raise at_fault("to", "it goes with from, the beginnings of paths")
+
 
 class ModelEffects(WireModel):
-    """The change by each edit, ``[B, *swept]`` with the swept axes in the order of ``over``.
+    """The change by each edit, ``[B, *swept]`` with the swept axes in the order of ``over``; or ``from``, then ``to``.
 
-    NaN where a layer has no such head, query or key.
+    NaN where a layer has no such head, query or key, and where the end of a path does not come behind its beginning.
     """
 
     value: FloatArray
-    """The measured number with the edit minus that without it."""
+    """The measured number with the change minus that without it."""
     divergence: IfRequested[FloatArray] = ABSENT
-    """Σ p · ln(p / q) of the predictions p without and q with the edit, in nats: at the position of ``of``; of a given
-    answer the sum over its tokens, or the mean as in ``of``; of ``upstream`` the mean over its positions. Absent for a
-    model that scores, finds an answer in a text, or predicts nothing."""
+    """Σ p · ln(p / q) of the predictions p without and q with the change, in nats: at the position of ``of``; of a
+    given answer the sum over its tokens, or the mean as in ``of``; of ``upstream`` the mean over its positions. Absent
+    for a model that scores, finds an answer in a text, or predicts nothing."""
 
 
 class ModelEffectsReply(ModelReply, DrawableReply):
-    """The change of a prediction by each edit of the sweep. Source: Vig et al. 2020, causal mediation analysis."""
+    """The change of a prediction by each edit of the sweep, or along each path.
 
-    swept: dict[ModelAxis, list[LayerRef] | list[list[int]]]
+    Source: Vig et al. 2020, causal mediation analysis; of paths, Wang et al. 2022.
+    """
+
+    swept: dict[SweptAxis, list[LayerRef] | list[list[int]] | list[PathEnd]]
     """The indices along each swept axis: layers, numbers of heads, queries and keys, or groups of tokens. Of a window
-    of layers, its first."""
+    of layers, its first. Of paths: the components at their beginnings and ends."""
     baseline: FloatArray
     """``[B]``, or one number: the measured number without the swept edit."""
     effects: ModelEffects

@@ -8,7 +8,8 @@ from pydantic.fields import FieldInfo
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, assembled, at_fault
 from attention_contract.schemas.analyses.context import ContextFields, ContextRequest
 from attention_contract.schemas.analyses.lenses import LensPart
-from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
+from attention_contract.schemas.analyses.model_effects import ModelSweptEdit, check_sweep_or_paths
+from attention_contract.schemas.analyses.model_paths import PathReceivers, PathSenders
 
 
 class ImageSize(WireModel):
@@ -40,13 +41,18 @@ class ModelComplexityRequest(ContextFields):
     """Price the fit of a Jacobian lens over these texts too."""
     sweep: ModelSweptEdit | None = None
     """A sweep of edits over every layer, as in ``/v1/models/{model}/effects``, to price that too."""
+    from_: PathSenders | None = Field(default=None, alias="from")
+    """The beginnings of paths, as there, to price these."""
+    to: PathReceivers | None = None
+    """The ends of these paths; default: the logits."""
 
     @model_validator(mode="after")
     def _sizes_or_prompt(self) -> "ModelComplexityRequest":
         changed = {name for name, about in type(self).model_fields.items() if getattr(self, name) != _default(about)}
         sizes, of_prompt = changed & _SIZES, changed & ContextFields.model_fields.keys() - _ANYWHERE
         if self.has_prompt and sizes:
-            raise at_fault(min(sizes), "the prompt has its own; leave one of the two out")
+            raise at_fault(min(sizes).rstrip("_"), "the prompt has its own; leave one of the two out")
+        check_sweep_or_paths(self)
         if not self.has_prompt and of_prompt:
             name = ContextFields.model_fields[min(of_prompt)].alias or min(of_prompt)
             raise at_fault(name, "it goes with text, messages or sources; leave it out, or send one of these")
@@ -67,7 +73,7 @@ def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens", "fit", "sweep"})
+_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens", "fit", "sweep", "from_", "to"})
 _ANYWHERE: Final = frozenset({"adapter", "alone", "encoding"})
 """Fields of a request for sources that other requests have too."""
 
@@ -106,9 +112,13 @@ class ContextCost(PassCost):
 
 
 class SweepCost(PassCost):
-    """The cost of a sweep of edits, with the pass without them. The time is that of as many passes one by one."""
+    """The cost of a sweep of edits, or of paths, with the passes without them.
+
+    The time is that of as many passes one by one.
+    """
 
     edits: int
+    """The edits, or the paths whose end comes behind their beginning."""
     passes: int
 
 

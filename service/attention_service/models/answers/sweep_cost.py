@@ -3,8 +3,8 @@
 from math import ceil, prod
 
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
+from attention_service.models.answers.measured_runs import copies_of
 from attention_service.models.answers.swept_edits import swept_axes
-from attention_service.models.answers.swept_effects import copies_of
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.effects import MAX_EFFECTS
-from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest, ModelSweptEdit
+from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
 from attention_contract.schemas.attention import Edit
 from attention_service.core.edits import AXES
 from attention_service.models.loaded.checked_request import CheckedRequest
@@ -35,9 +35,9 @@ class LayerSweep:
         return tuple(map(len, self.swept.values()))
 
 
-def layer_sweep(request: ModelEffectsRequest, checked: CheckedRequest) -> LayerSweep:
+def layer_sweep(sweep: ModelSweptEdit, checked: CheckedRequest) -> LayerSweep:
     """Return the edits of a sweep. Raises InvalidRequest that names the field at fault."""
-    sweep, places = request.sweep, checked.places
+    places = checked.places
     sizes = {place.key: _sizes(sweep, place, checked) for place in places}
     swept = swept_axes(sweep, sizes)
     for place, _ in checked.kinds:

@@ -53,6 +53,10 @@ class SweepSizes(NamedTuple):
     """Tokens of the text that the keys are of."""
     positions: int = 1
     """Positions of each text whose predictions are measured."""
+    kept: int = 0
+    """Numbers that are kept of each token beside its states: those of all runs but the copies."""
+    of_copy: int = 0
+    """Numbers of each token of a copy beside those of a pass."""
 
 
 class PassMemory:
@@ -85,6 +89,7 @@ class PassMemory:
         batch, length, positions, keys = sizes.batch, sizes.length, sizes.positions, max(sizes.length, sizes.keys)
         own = keys if self._loaded.reader.pairs else length
         kept = (len(self._sizes.places) + 1) * 2 * batch * length * self._sizes.width * self._sizes.itemsize
+        kept += batch * length * 4 * (sizes.kept + copies * sizes.of_copy)
         logs = (copies + 1) * batch * positions * self._sizes.vocabulary * _LOGS
         tasks = min(_SCORES * 4 * batch * self._sizes.most_heads * keys * keys, ROOM)
         rows = positions if self._sizes.rows_alone else length

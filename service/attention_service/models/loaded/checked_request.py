@@ -137,6 +137,14 @@ def _present(loaded: LoadedModel, key: LayerKey, param: str, absent: str | None)
     return place
 
 
+def attention_of(loaded: LoadedModel, key: LayerKey, param: str) -> AttentionPlace:
+    """The attention of a layer, the field ``param``. Raises InvalidRequest for a layer that has none."""
+    place = _place(loaded, key, param)
+    if place.mixes != "attention":
+        raise InvalidRequest.at(param, f"layer {place.key}: {IMPLICIT}; leave the layer out")
+    return place
+
+
 def _place(loaded: LoadedModel, key: LayerKey, param: str) -> AttentionPlace:
     place = loaded.places.get(str(key)) or loaded.implicit.get(str(key))
     if place is None and str(key) in loaded.in_parts:

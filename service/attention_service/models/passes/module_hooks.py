@@ -16,24 +16,26 @@ def after(module: nn.Module, change: State) -> Callable[[], None]:
     """Call ``change`` with what a module returns. Returns the function that ends it."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
-        several = isinstance(output, tuple | list | dict)
-        changed = _batched(change, _first(output) if several else output)
-        return None if changed is None else with_first(output, changed) if several else changed
+        changed = _batched(change, first_of(output))
+        return None if changed is None else with_first(output, changed)
 
     return module.register_forward_hook(hook).remove
 
 
-def _first(output: Any) -> Any:
-    return next(iter(output.values())) if isinstance(output, dict) else output[0]
+def first_of(output: Any) -> Any:
+    """The first entry of a tuple, a list or a dictionary that a module returns, or what it returns alone."""
+    if isinstance(output, dict):
+        return next(iter(output.values()))
+    return output[0] if isinstance(output, tuple | list) else output
 
 
 def with_first(output: Any, first: Tensor) -> Any:
-    """A tuple, a list, a named tuple or a dictionary with another first entry."""
+    """The same with another first entry."""
     if isinstance(output, dict):
         return type(output)({**output, next(iter(output)): first})
     if hasattr(output, "_replace"):
         return output._replace(**{output._fields[0]: first})
-    return type(output)([first, *output[1:]])
+    return type(output)([first, *output[1:]]) if isinstance(output, tuple | list) else first
 
 
 def before(module: nn.Module, change: State) -> Callable[[], None]:

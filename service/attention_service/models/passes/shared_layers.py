@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_service.models.passes.attention_places import NOT_RUNNING, AttentionPlace
-from attention_service.models.passes.module_hooks import before
+from attention_service.models.passes.module_hooks import before, with_first
 from attention_transformers.model_layers import LayerKey
 
 _SAME: Final = 64
@@ -73,10 +73,13 @@ class SharedLayers:
         kept.behind = ran[attends[-1] + 1 :] if attends else []
 
     @contextmanager
-    def beginning(self, kept: KeptStates, first: int, copies: int, positions: Tensor | None) -> Iterator[None]:
+    def beginning(
+        self, kept: KeptStates, first: int, copies: int, positions: Tensor | None, states: Tensor | None = None
+    ) -> Iterator[None]:
         """Begin the pass over so many copies at a layer, until the block ends.
 
-        positions ``[B, P]``: the tokens of each text that go on behind the last attention; None for all.
+        positions ``[B, P]``: the tokens of each text that go on behind the last attention; None for all. states
+        ``[copies · B, L, d_model]``: those before that layer, if they are not the kept ones.
         """
         with ExitStack() as stack:
             for index in range(first):
@@ -84,14 +87,29 @@ class SharedLayers:
             state = kept.before[first]
             shape = (copies * len(state), *state.shape[1:])
             many = state.expand(shape) if len(state) == 1 else state.repeat(copies, *(1 for _ in shape[1:]))
+            many = many if states is None else states
             stack.callback(before(self._blocks[first], lambda _: many))
-            for module in self._blocks[first].modules() if copies > 1 and len(state) == 1 else ():
+            for module in self._blocks[first].modules() if many.stride(0) == 0 and copies > 1 else ():
                 if next(module.children(), None) is None:
                     stack.callback(_replaced(module, partial(_once, module.forward)))
             if positions is not None:
                 every = positions.repeat(copies, 1)
                 for module in kept.behind:
                     stack.callback(_replaced(module, partial(_narrowed, module.forward, every)))
+            yield
+
+    @contextmanager
+    def ending(self, kept: KeptStates, first: int, states: Tensor | None = None) -> Iterator[None]:
+        """Let the layers from the first one on return what they returned before, until the block ends.
+
+        states ``[copies · B, L, d_model]``: those behind the last layer, if they are not the kept ones.
+        """
+        with ExitStack() as stack:
+            for index in range(first, self.count):
+                output = kept.returned[index]
+                if states is not None and index == self.count - 1:
+                    output = with_first(output, states)
+                stack.callback(_replaced(self._blocks[index], partial(_constant, output)))
             yield
 
     def is_able(self, first: int, run: Callable[[int], Tensor], *, narrow: bool) -> bool:

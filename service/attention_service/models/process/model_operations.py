@@ -37,6 +37,9 @@ from attention_service.models.answers.pair_similarity import (
     pair_similarity_reply,
     plan_pair_similarity,
 )
+from attention_service.models.answers.paths.path_cost import path_cost
+from attention_service.models.answers.paths.path_effects import EffectsOfPaths
+from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.answers.sweep_cost import sweep_cost
 from attention_service.models.answers.swept_effects import EffectsOfSweep
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
@@ -101,22 +104,33 @@ class ModelOperations:
         request = _read(ModelEffectsRequest, body)
 
         def work() -> PricedRun:
-            effects = EffectsOfSweep(self.loaded, request)
-            checked, sizes = effects.checked, effects.sizes
-            copies = self.costs.memory.copies_at_once(sizes, effects.copies, facts["free_bytes"])
-            need = self.costs.memory.sweep_bytes(sizes, copies) + self.costs.memory.image_bytes(checked.inputs.media)
-            need += self.loaded.reader.front_bytes(checked.inputs.arguments)
+            if request.from_ is None:
+                return self._measured(EffectsOfSweep(self.loaded, request), facts)
+            with fields_named(kind="from"):
+                stream = self._residual_stream()
+            return self._measured(EffectsOfPaths(self.loaded, request, stream), facts)
 
-            def advance() -> Answer | PricedRun:
-                effects.advance(copies)
-                return Answer(effects.reply()) if effects.has_ended else one_pass()
-
-            def one_pass() -> PricedRun:
-                return PricedRun(need, advance, self.costs.silent_seconds(checked, effects.next_copies(copies)))
-
-            return one_pass()
-
+        if request.from_ is not None:
+            check_stack(self.loaded)
+            if self._stream is None and not request.all_images and not request.audio:
+                return PricedRun(self.costs.memory.short_bytes, work)
         return self._after_decoding(request, work)
+
+    def _measured(self, effects: EffectsOfSweep | EffectsOfPaths, facts: Facts) -> PricedRun:
+        """Measure effects pass by pass, as many copies of the texts in each as memory allows."""
+        checked, sizes = effects.runs.checked, effects.sizes
+        copies = self.costs.memory.copies_at_once(sizes, effects.copies, facts["free_bytes"])
+        need = self.costs.memory.sweep_bytes(sizes, copies) + self.costs.memory.image_bytes(checked.inputs.media)
+        need += self.loaded.reader.front_bytes(checked.inputs.arguments)
+
+        def advance() -> Answer | PricedRun:
+            effects.advance(copies)
+            return Answer(effects.reply()) if effects.has_ended else one_pass()
+
+        def one_pass() -> PricedRun:
+            return PricedRun(need, advance, self.costs.silent_seconds(checked, effects.next_copies(copies)))
+
+        return one_pass()
 
     def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
@@ -126,8 +140,9 @@ class ModelOperations:
 
         def report() -> Answer:
             reply = self.costs.report(request, facts["free_bytes"])
-            if request.sweep is not None:
-                cost = sweep_cost(self.loaded, self.costs, request, reply.prefill, facts["free_bytes"])
+            if request.sweep is not None or request.from_ is not None:
+                priced = sweep_cost if request.from_ is None else path_cost
+                cost = priced(self.loaded, self.costs, request, reply.prefill, facts["free_bytes"])
                 reply = reply.model_copy(update={"sweep": cost})
             return Answer(reply)
 

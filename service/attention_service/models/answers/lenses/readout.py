@@ -61,7 +61,7 @@ class Readout:
         own = {layer: vars(layer).get("forward") for layer in self.returned}
         try:
             for layer, returned in self.returned.items():
-                found = with_first(returned, states) if isinstance(returned, tuple | list | dict) else states
+                found = with_first(returned, states)
                 layer.forward = lambda *_, _found=found, **__: _found
             yield
         finally:

@@ -6,8 +6,8 @@ one only if the numbers are it. Source: Elhage et al. 2021, A mathematical frame
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise, product
-from typing import Any, Final
+from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,20 @@ from attention_contract.schemas.attention import Edit
 from attention_service.models.answers.lenses.held_norm import HeldNorm
 from attention_service.models.answers.lenses.module_traces import ModuleTraces, traced
 from attention_service.models.answers.lenses.readout import Readout, every_layer, list_of
+from attention_service.models.answers.lenses.state_sums import (
+    are_summed,
+    factors_beside,
+    factors_of,
+    ratio_of,
+    same,
+    tolerance_of,
+)
 from attention_service.models.costs.lens_costs import check_predicts_next
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_transformers.model_layers import LayerKey
-
-_SUMMANDS: Final = 2
-"""Outputs of other modules that a layer may add beside its attention, where the sum is all that shows how it adds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +91,8 @@ class ResidualStream:
     """The reason for which the states are no sum of parts that are known."""
     several_streams: bool = False
     """True if each token has several states behind a layer, as with hyper-connections."""
+    unsummed_layer: int | None = None
+    """The first layer that adds something else beside its attentions than one or two outputs of its modules."""
 
     def check_parts(self, keys: Sequence[LayerKey], param: str, adapter: Adapter | None, *, heads: bool) -> None:
         """Raise InvalidRequest unless the contributions of these attentions, or of their heads, are known."""
@@ -140,12 +147,14 @@ def find_stream(loaded: LoadedModel) -> ResidualStream:
         if layer not in traces.made:
             raise InvalidRequest.at("kind", f"a layer of {name} returns no states")
     readout = Readout(loaded, {each: traces.returned[each] for each in every_layer(loaded) if each in traces.returned})
-    readout.check(traces.made[layers[-1]], logits, _tolerance(loaded))
+    readout.check(traces.made[layers[-1]], logits, tolerance_of(loaded))
     several = traces.made[layers[-1]].ndim > 3
     stream = ResidualStream(readout, layers, places, several_streams=several)
     try:
-        branches = _branches(loaded, stream, traces)
-        return replace(stream, branches=branches, unembedding=_unembedding(loaded, layers[-1], traces, logits))
+        stream = replace(stream, branches=_branches(loaded, stream, traces))
+        unsummed = _unsummed_layer(stream, traces, tolerance_of(loaded))
+        unembedding = _unembedding(loaded, layers[-1], traces, logits)
+        return replace(stream, unembedding=unembedding, unsummed_layer=unsummed)
     except _NoSumError as fault:
         return replace(stream, without_parts=f"{name}: {fault}")
 
@@ -154,58 +163,38 @@ class _NoSumError(Exception):
     """The states of a model are no sum of parts that are known."""
 
 
-def _tolerance(loaded: LoadedModel) -> float:
-    return 1e-4 if loaded.model.dtype.itemsize > 2 else 0.05
-
-
-def _same(one: Tensor, other: Tensor | None, tolerance: float) -> bool:
-    """True if two states are equal."""
-    if other is None or one.shape != other.shape:
-        return False
-    return bool((one.float() - other.float()).norm() <= tolerance * one.float().norm())
-
-
 # ── behind the last layer ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _unembedding(loaded: LoadedModel, last: nn.Module, traces: ModuleTraces, logits: Tensor) -> Unembedding:
     head: Any = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    state, tolerance = traces.made[last], _tolerance(loaded)
+    state, tolerance = traces.made[last], tolerance_of(loaded)
     if head not in traces.made or not isinstance(head, nn.Linear):
         raise _NoSumError("its unembedding is no linear layer")
     if head.weight.is_meta:
         raise _NoSumError("its unembedding is on disk, and is read for each pass")
     given, made = traces.given[head], traces.made[head]
-    of_logits = _ratio(logits.float(), made.float(), tolerance) or 1.0  # a cap keeps no ratio
+    of_logits = ratio_of(logits.float(), made.float(), tolerance) or 1.0  # a cap keeps no ratio
     bias = None if head.bias is None else head.bias.float() * of_logits
-    if (ratio := _ratio(given.float(), state.float(), tolerance)) is not None:
+    if (ratio := ratio_of(given.float(), state.float(), tolerance)) is not None:
         return Unembedding(None, None, ratio * of_logits, head.weight, bias)
     inside = {module for layer in every_layer(loaded) for module in layer.modules()}
     for module in traces.made.keys() - inside:
-        if _same(state, traces.given.get(module), tolerance) and not [*module.children()]:
-            ratio = _ratio(given.float(), traces.made[module].float(), tolerance)
+        if same(state, traces.given.get(module), tolerance) and not [*module.children()]:
+            ratio = ratio_of(given.float(), traces.made[module].float(), tolerance)
             norm = HeldNorm.of(module, state)
             if ratio is not None and norm and norm.explains(state.float(), traces.made[module].float(), tolerance):
                 return Unembedding(module, norm, ratio * of_logits, head.weight, bias)
     raise _NoSumError("between its last layer and its unembedding is something else than a norm")
 
 
-def _ratio(one: Tensor, other: Tensor, tolerance: float) -> float | None:
-    """The number by which a state was multiplied to make another; None if there is none."""
-    if one.shape != other.shape:
-        return None
-    ratio = float((one * other).sum() / other.square().sum())
-    ratio = 1.0 if abs(ratio - 1) < tolerance else ratio
-    return ratio if bool((one - ratio * other).norm() <= tolerance * one.norm()) else None
-
-
 # ── inside the layers ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _branches(loaded: LoadedModel, stream: ResidualStream, traces: ModuleTraces) -> dict[LayerKey, Branch]:
-    tolerance, layers = _tolerance(loaded), stream.layers
+    tolerance, layers = tolerance_of(loaded), stream.layers
     for number, (one, other) in enumerate(pairwise(layers)):
-        if not _same(traces.made[one], traces.given.get(other), tolerance):
+        if not same(traces.made[one], traces.given.get(other), tolerance):
             raise _NoSumError(f"layer {number + 1} is not given what layer {number} returns")
     if any(place.turn for place in stream.places.values()):
         raise _NoSumError("its layers share modules")
@@ -236,7 +225,7 @@ def _branches_of(
     loaded: LoadedModel, layer: nn.Module, places: Sequence[AttentionPlace], traces: ModuleTraces, zeroed: ModuleTraces
 ) -> dict[LayerKey, Branch]:
     """The branches of the attentions of one layer. Raises _NoSumError if they are not added to its input."""
-    tolerance = _tolerance(loaded)
+    tolerance = tolerance_of(loaded)
     begin, end = traces.given.get(layer), traces.made[layer]
     if begin is None or begin.shape != end.shape or begin.ndim != 3:
         raise _NoSumError("its layers carry several streams of states")
@@ -248,22 +237,16 @@ def _branches_of(
         own = [module for module in modules if module not in foreign]
         options.append([*_options(place, own, traces, zeroed, tolerance)])
     mids = [traces.given[module] for module in modules if module in traces.given]
-    sums = [mid - begin for mid in mids if mid.shape == begin.shape and not _same(mid, begin, tolerance)]
-    ends_in_norm = any(_same(end, traces.made.get(module), tolerance) for module in modules if not [*module.children()])
-    within = {module for inner in attending.values() for module in inner}
-    others = [
-        traces.made[module].reshape(end.shape)
-        for module in modules
-        if module not in within and module in traces.made
-        and traces.made[module].numel() == end.numel() and traces.made[module].shape[-1] == end.shape[-1]
-    ]  # fmt: skip
+    sums = [mid - begin for mid in mids if mid.shape == begin.shape and not same(mid, begin, tolerance)]
+    ends_in_norm = any(same(end, traces.made.get(module), tolerance) for module in modules if not [*module.children()])
+    others = _others(layer, places, traces)
     for chosen in product(*options):
         parts = [traces.made[branch.source] for branch in chosen]
         if any(part.shape != begin.shape for part in parts):
             continue
-        factors = next((x for total in sums if (x := _factors(total, parts, (), tolerance))), None)
+        factors = next((x for total in sums if (x := factors_of(total, parts, (), tolerance))), None)
         if factors is None or ends_in_norm:
-            factors = _factors_beside(end - begin, parts, others, tolerance)
+            factors = factors_beside(end - begin, parts, others, tolerance)
         if factors:
             return {
                 place.key: Branch(each.source, factor, each.norm, each.projection, each.without_heads)
@@ -272,28 +255,26 @@ def _branches_of(
     raise _NoSumError(f"the attention of layer {places[0].key} is not added to the states that it is given")
 
 
-def _factors_beside(
-    total: Tensor, parts: Sequence[Tensor], others: Sequence[Tensor], tolerance: float
-) -> list[float] | None:
-    for count in range(_SUMMANDS + 1):
-        for beside in combinations(others, count):
-            if factors := _factors(total, parts, beside, tolerance):
-                return factors
+def _others(layer: nn.Module, places: Sequence[AttentionPlace], traces: ModuleTraces) -> list[Tensor]:
+    """The states that the modules of a layer make beside its attentions."""
+    end, within = traces.made[layer], {module for place in places for module in place.module.modules()}
+    found = [
+        traces.made[module] for module in layer.modules() if module not in {*within, layer} and module in traces.made
+    ]
+    return [x.reshape(end.shape) for x in found if x.numel() == end.numel() and x.shape[-1] == end.shape[-1]]
+
+
+def _unsummed_layer(stream: ResidualStream, traces: ModuleTraces, tolerance: float) -> int | None:
+    for number, layer in enumerate(stream.layers):
+        places = [place for place in stream.places.values() if place.layer is layer]
+        branches = [stream.branches[place.key] for place in places]
+        end = traces.made[layer].float()
+        added = (
+            end - traces.given[layer].float() - sum(each.factor * traces.made[each.source].float() for each in branches)
+        )
+        if not are_summed(added, _others(layer, places, traces), tolerance, end):
+            return number
     return None
-
-
-def _factors(total: Tensor, parts: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float) -> list[float] | None:
-    """The factors by which parts, and others beside them, sum to a state; None if they do not."""
-    columns = torch.stack([x.reshape(-1).double() for x in (*parts, *beside)], 1)
-    wanted = total.reshape(-1).double()
-    gram = columns.T @ columns
-    if float(torch.linalg.cond(gram)) > 1e12:
-        return None
-    found = torch.linalg.solve(gram, columns.T @ wanted)
-    if bool((columns @ found - wanted).norm() > tolerance * wanted.norm()):
-        return None
-    factors = [1.0 if abs(x - 1) < 10 * tolerance else x for x in found[: len(parts)].tolist()]
-    return factors if all(abs(x) > 10 * tolerance for x in factors) else None
 
 
 def _options(
@@ -304,13 +285,13 @@ def _options(
     sources = [each for each in (projection, place.module) if each is not None and each in traces.made]
     for source in sources:
         of_heads = source is projection or (
-            projection is not None and _same(traces.made[projection], traces.made[source], tolerance)
+            projection is not None and same(traces.made[projection], traces.made[source], tolerance)
         )
         heads = (projection, "") if of_heads else (None, why or "its heads are not added alone")
         yield Branch(source, 1.0, None, *heads)
         for module in modules:
             given = traces.given.get(module)
-            if module is source or module not in traces.made or not _same(traces.made[source], given, tolerance):
+            if module is source or module not in traces.made or not same(traces.made[source], given, tolerance):
                 continue
             norm = None if [*module.children()] else HeldNorm.of(module, traces.made[source])
             if norm and norm.explains(traces.made[source].float(), traces.made[module].float(), tolerance):

@@ -1,0 +1,173 @@
+"""Runs over copies of a request's texts, each changed in its own way, and how the prediction of each differs.
+
+Copies whose changes begin at the same layer share one pass, from that layer on.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply, ModelEffectsRequest
+from attention_service.models.answers.objective import objective_of
+from attention_service.models.costs.pass_memory import SweepSizes
+from attention_service.models.inputs.images.pair_inputs import PairInputs
+from attention_service.models.inputs.prediction_head import Rows
+from attention_service.models.loaded.checked_request import check_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import run_fields
+from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.layer_states import LayerStates
+from attention_service.models.passes.shared_layers import KeptStates
+
+_TOKENS: Final = {"cpu": 2048, "cuda": 32_768}
+"""Tokens of one pass, by device; of more it would hardly be faster."""
+
+
+def copies_of(loaded: LoadedModel, tokens: int) -> int:
+    """The copies of texts of so many tokens in one pass that is fast."""
+    return max(1, _TOKENS["cuda" if loaded.device.is_cuda else "cpu"] // tokens)
+
+
+class MeasuredRuns:
+    """The baseline of a request for effects, and the runs with a change beside it."""
+
+    def __init__(self, loaded: LoadedModel, request: ModelEffectsRequest) -> None:
+        """Check the input and the measured number. Raises InvalidRequest that names the field at fault."""
+        self._loaded = loaded
+        if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
+            raise InvalidRequest.at("images", "the effects on one vector are measured: send a text or an image")
+        self.checked = check_request(loaded, request)
+        """The request's input and its layers."""
+        self._objective = objective_of(loaded, self.checked.inputs, request.of)
+        self._asking = AttentionPass({})
+        self._baseline: Rows | None = None
+        self.kept = KeptStates()
+        """The states of the baseline."""
+        self._found: dict[str, dict[int, Tensor]] = {"value": {}, "divergence": {}}
+        self._seconds = 0.0
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the texts in one pass that is fast."""
+        inputs = self.checked.inputs
+        return copies_of(self._loaded, max(inputs.predicted.ids.numel(), inputs.text.ids.numel()))
+
+    @property
+    def sizes(self) -> SweepSizes:
+        """The sizes of the texts."""
+        inputs, places = self.checked.inputs, self._objective.places
+        batch, length = inputs.predicted.ids.shape
+        return SweepSizes(batch, length, inputs.text.length, length if places is None else max(map(len, places)))
+
+    @property
+    def has_baseline(self) -> bool:
+        """True once the baseline is measured."""
+        return self._baseline is not None
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time until the block ends as that of the request."""
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+
+    def measure_baseline(self, asking: AttentionPass) -> None:
+        """Run the texts without a change, and find the token whose probability is measured."""
+        objective, stack, shared = self._objective, self.checked.inputs.predicted, self._loaded.shared_layers
+        if objective.is_open and objective.places is None:
+            every = replace(objective, places=[[*range(stack.length)]] * len(stack.ids))
+            self._objective = objective.named(self._rows(asking, places=every.places), stack.mask)
+        with shared.keeping() as self.kept:
+            rows = self._rows(asking)
+        if self._objective.is_open:
+            self._objective = self._objective.named(rows, stack.mask)
+        self._baseline = rows
+
+    def measure(
+        self, numbers: Sequence[int], asking: AttentionPass, first: int = 0, states: Tensor | None = None
+    ) -> None:
+        """Run a copy of the texts for each of these numbers of changes, and keep how each differs from the baseline.
+
+        first: the layer at which all changes begin, of as many as there are for those behind the last layer; states
+        ``[copies · B, L, d_model]`` take the place of those that the baseline has before it.
+        """
+        loaded, times, shared = self._loaded, len(numbers), self._loaded.shared_layers
+        with ExitStack() as stack:
+            if states is not None and first == shared.count:
+                stack.enter_context(shared.ending(self.kept, 0, states))
+            elif loaded.begins_at(first):
+                wanted = self._wanted() if loaded.begins_at(first, narrow=True) else None
+                stack.enter_context(shared.beginning(self.kept, first, times, wanted, states))
+            rows = self._rows(asking, times)
+        for each in (asking, *(own.attention_pass for own in asking.own)):
+            self._asking.kernels |= each.kernels
+        baseline = self._measured
+        value, before = self._objective.repeated(times).value(rows), self._objective.value(baseline)
+        for at, number in enumerate(numbers):
+            part = slice(at * len(before), (at + 1) * len(before))
+            self._found["value"][number] = (value[part] - before).cpu()
+            after = Rows(rows.logits[part], rows.places[part], None if rows.partition is None else rows.partition[part])
+            divergence = self._objective.divergence(baseline, after)
+            if divergence is not None:
+                self._found["divergence"][number] = divergence.cpu()
+
+    def arguments(self, times: int) -> Mapping[str, Tensor]:
+        """The arguments of the model for so many copies of the texts."""
+        arguments: Mapping[str, Tensor] = self.checked.inputs.arguments
+        return arguments if times == 1 else {name: torch.cat([x] * times) for name, x in arguments.items()}
+
+    def reply(self, swept: Mapping[str, Sequence[Any]]) -> ModelEffectsReply:
+        """Return all effects, numbered along the swept axes, the last one fastest."""
+        loaded, baseline = self._loaded, self._objective.value(self._measured)
+        fields: dict[str, Any] = {"swept": swept, "baseline": self._shaped(baseline)}
+        if self._objective.ids is not None:
+            fields["token"] = self._objective.ids
+            fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
+        shape = len(baseline), *map(len, swept.values())
+        effects = {name: self._of_all(found, shape) for name, found in self._found.items() if found or name == "value"}
+        self._asking.started = time.perf_counter() - self._seconds
+        about = run_fields(loaded, self.checked, self._asking)
+        return valid(ModelEffectsReply, fields | {"effects": valid(ModelEffects, effects)} | about)
+
+    @property
+    def _measured(self) -> Rows:
+        """The logits of the baseline. Raises RuntimeError before it is measured."""
+        if self._baseline is None:
+            raise RuntimeError("the baseline is not measured")
+        return self._baseline
+
+    def _wanted(self) -> Tensor | None:
+        """The positions ``[B, P]`` whose predictions are measured; None if those of others may count too."""
+        head, places = self._loaded.head, self._objective.places
+        if places is None or head.predicts not in {"next", "own"} or not self.checked.repeats:
+            return None
+        return torch.tensor(places)
+
+    def _rows(self, asking: AttentionPass, times: int = 1, places: Any = None) -> Rows:
+        """The logits that the measured number depends on, or those at these places, of the texts so many times."""
+        loaded, stack = self._loaded, self.checked.inputs.predicted
+        places = self._objective.repeated(times).places if places is None else places
+        stack = stack if times == 1 else stack.repeated(times)
+        with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
+            return loaded.output_rows(self.arguments(times), asking, places, stack)[0]
+
+    def _of_all(self, found: Mapping[int, Tensor], shape: tuple[int, ...]) -> Any:
+        """``[B, *swept]``; NaN where no layer has such an index."""
+        every = torch.full((shape[0], math.prod(shape[1:])), torch.nan, dtype=torch.float64)
+        for number, each in found.items():
+            every[:, number] = each.double()
+        return self._shaped(every.view(shape))
+
+    def _shaped(self, x: Tensor) -> Any:
+        """``[B, …]`` as the reply has it, in float32 unless it was computed in float64."""
+        dtype = np.float64 if self._loaded.model.dtype == torch.float64 else np.float32
+        return (x if self.checked.inputs.several else x[0]).detach().cpu().numpy().astype(dtype)

@@ -1,0 +1,221 @@
+"""Effects of paths on a prediction: the end of each reads what its beginning sends otherwise, and the run follows.
+
+A change Δ of what a component sends goes through the residual stream alone: all components but the end of the path have
+their outputs of the baseline. So a head's queries, keys or values are those that its layer makes of its states plus Δ,
+an MLP's output is that for its input plus Δ, and the last states are those of the baseline plus Δ. From there on the
+model runs as it does. Source: Wang et al. 2022, Interpretability in the wild, appendix B; Goldowsky-Dill et al. 2023.
+
+Notation: B texts, N paths of one pass, S their different beginnings, L tokens, H heads, d the width of the states.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
+from attention_contract.schemas.analyses.model_paths import PathSenders
+from attention_contract.schemas.prompts import ModelInput
+from attention_service.core.cancellation import checkpoint
+from attention_service.models.answers.lenses.residual_stream import ResidualStream
+from attention_service.models.answers.measured_runs import MeasuredRuns
+from attention_service.models.answers.paths.path_cost import sizes_of_paths
+from attention_service.models.answers.paths.path_ends import Component, path_ends
+from attention_service.models.answers.paths.path_models import check_paths_known
+from attention_service.models.answers.paths.sent_states import SentChanges, SentStates, sending, wide
+from attention_service.models.costs.pass_memory import SweepSizes
+from attention_service.models.inputs.input_stacks import Inputs
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
+from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.module_hooks import after, first_of
+
+_FIRST_LOGITS: Final = torch.tensor([0])
+
+
+class EffectsOfPaths:
+    """The effects that one request asks for, measured pass by pass, so that other requests have turns between."""
+
+    def __init__(self, loaded: LoadedModel, request: ModelEffectsRequest, stream: ResidualStream) -> None:
+        """Check the request. Raises InvalidRequest that names the field at fault."""
+        if request.from_ is None:
+            raise InvalidRequest.at("from", "expected the beginnings of paths")
+        self._loaded, self._stream, self.runs = loaded, stream, MeasuredRuns(loaded, request)
+        checked = self.runs.checked
+        if not checked.repeats:
+            raise InvalidRequest.at("from", "paths are measured over texts alone; leave images and sounds out")
+        self.ends = path_ends(loaded, request.from_, request.receivers, checked.places)
+        """The components at the beginnings and the ends."""
+        check_paths_known(loaded, stream, self.ends)
+        self._left = self.ends.paths
+        """The numbers of the paths that are still to be tried."""
+        senders = request.from_
+        self._reference = _reference(loaded, request, senders, checked.inputs)
+        self._sends: float | Literal["mean"] = 0.0 if senders.set is None else senders.set
+        self._held = {each.layer: each.attention for each in self.ends.receivers if each.end.part == "mlps"}
+        """The attentions of the layers that are ends, by their place in the stack."""
+        self.changes: SentChanges | None = None
+        """The changes of what the beginnings send, once the baseline is measured."""
+
+    @property
+    def sizes(self) -> SweepSizes:
+        """The sizes of the texts, and of what is kept of them."""
+        return sizes_of_paths(self._loaded, self.ends, self.runs.sizes, self._texts)
+
+    @property
+    def _texts(self) -> int:
+        """The runs whose states are kept."""
+        return 1 if self._reference is None else 2
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the texts in one pass that is fast."""
+        return max(1, min(self.runs.copies, len(self._left)))
+
+    @property
+    def has_ended(self) -> bool:
+        """True once every path is tried."""
+        return self.runs.has_baseline and not self._left
+
+    def next_copies(self, copies: int) -> int:
+        """The number of copies of the texts that ``advance`` runs next, in two passes for queries, keys and values."""
+        return 2 * len(self._next(copies)) if self.runs.has_baseline else 2 + self._texts
+
+    @torch.no_grad()
+    def advance(self, copies: int) -> None:
+        """Measure the baseline, or the paths of one further pass of at most so many copies."""
+        checkpoint()
+        with self.runs.timed():
+            if self.changes is None:
+                self.changes = self._measure_baseline()
+            else:
+                self._measure(self._next(copies), self.changes)
+
+    def reply(self) -> ModelEffectsReply:
+        """Return all effects."""
+        return self.runs.reply({
+            "from": [each.end for each in self.ends.senders], "to": [each.end for each in self.ends.receivers],
+        })  # fmt: skip
+
+    # ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _measure_baseline(self) -> SentChanges:
+        """Run the texts, and those whose states are sent in place of theirs."""
+        senders, inputs = self.ends.senders, self.runs.checked.inputs
+        with sending(self._stream, senders, [*self._held.values()]) as clean:
+            self.runs.measure_baseline(AttentionPass({}))
+        if self._reference is None:
+            return SentChanges(self._stream, clean, self._sends, inputs.predicted.mask)
+        checkpoint()
+        with sending(self._stream, senders, ()) as other:
+            self._loaded.run(self._reference.arguments, AttentionPass({}), logits=_FIRST_LOGITS)
+        return SentChanges(self._stream, clean, other, inputs.predicted.mask)
+
+    def _next(self, copies: int) -> list[int]:
+        """The numbers of the next paths, which end at components of one kind in one layer."""
+
+        def group(path: int) -> tuple[int, str]:
+            _, receiver = self.ends.of(path)
+            return receiver.layer, receiver.end.part
+
+        return [*takewhile(lambda path: group(path) == group(self._left[0]), self._left[:copies])]
+
+    def _measure(self, paths: Sequence[int], changes: SentChanges) -> None:
+        """Try these paths, each on its own copy of the texts."""
+        ends = [self.ends.of(path) for path in paths]
+        receiver = ends[0][1]
+        senders = [*dict.fromkeys(sender for sender, _ in ends)]
+        sent = {sender: changes.of(sender) for sender in senders}
+        count, kept = self._loaded.shared_layers.count, self.runs.kept
+        if receiver.place is not None and not self._loaded.begins_at(receiver.layer):
+            raise InvalidRequest.at("from", f"a pass of {self._loaded.name} cannot begin at layer {receiver.end.layer}")
+        if receiver.place is None:
+            last = wide(first_of(kept.returned[count - 1]))
+            self.runs.measure(paths, AttentionPass({}), count, self._states([last + sent[each] for each, _ in ends]))
+        elif receiver.end.part == "mlps":
+            with self._in_mlp(receiver, [sender for sender, _ in ends], sent, changes.clean) as states:
+                self.runs.measure(paths, AttentionPass({}), receiver.layer, states)
+        else:
+            task = self._received(receiver.place, receiver, ends, sent)
+            self.runs.measure(paths, AttentionPass({receiver.place.key: task}), receiver.layer)
+        self._left = self._left[len(paths) :]
+
+    def _received(
+        self, place: AttentionPlace, receiver: Component, ends: Sequence[tuple[Component, Component]],
+        sent: dict[Component, Tensor],
+    ) -> LayerTask:  # fmt: skip
+        """Put the queries, keys or values of each path's end that follow from what its beginning sends."""
+        loaded, part, first = self._loaded, receiver.end.part, receiver.layer
+        shared, kept, many = loaded.shared_layers, self.runs.kept, 1 + len(sent)
+        state = wide(kept.before[first])
+        states = self._states([state, *(state + change for change in sent.values())])
+        asking = AttentionPass({place.key: LayerTask(traced=[part], key_mask=self._key_mask(place, many))})
+        with shared.beginning(kept, first, many, None, states), shared.ending(kept, first + 1):
+            loaded.run(self.runs.arguments(many), asking, logits=_FIRST_LOGITS)
+        clean, *found = asking.traced[place.key][part].detach().chunk(many)  # [B, H, L, D]
+        changed = dict(zip(sent, found, strict=True))
+        rows = clean.repeat(len(ends), 1, 1, 1).view(len(ends), *clean.shape)
+        for row, (sender, end) in zip(rows, ends, strict=True):
+            row[:, end.end.head] = changed[sender][:, end.end.head]
+        return LayerTask(put={part: rows.flatten(0, 1)}, key_mask=self._key_mask(place, len(ends)))
+
+    @contextmanager
+    def _in_mlp(
+        self, receiver: Component, senders: Sequence[Component], sent: dict[Component, Tensor], clean: SentStates
+    ) -> Iterator[Tensor]:
+        """Let a layer add what follows from a changed input beside its attention, and pass all else on as it is.
+
+        Yields the states ``[N · B, L, d]`` to begin with. With attention's output held, a layer makes x + Δ + a +
+        mlp(x + Δ + a) of x + Δ; Δ is taken away again. A head of the layer itself sends its Δ by way of a.
+        """
+        place = receiver.attention
+        branch, state = self._stream.branches[place.key], wide(self.runs.kept.before[receiver.layer])
+        attention, none = wide(clean.attentions[place.key]), torch.zeros_like(state)
+        before = [none if sender.layer == receiver.layer else sent[sender] for sender in senders]
+        inside = [sent[sender] if sender.layer == receiver.layer else none for sender in senders]
+        held = self._states([attention + change / branch.factor for change in inside])
+        changes = torch.cat([sent[sender] for sender in senders])
+        undo = [
+            after(branch.source, lambda _: held),
+            after(place.layer, lambda made: (wide(made) - changes).to(made.dtype)),
+        ]
+        try:
+            yield self._states([state + change for change in before])
+        finally:
+            for remove in undo:
+                remove()
+
+    def _states(self, copies: Sequence[Tensor]) -> Tensor:
+        """``[copies · B, L, d]`` in the dtype of the model."""
+        return torch.cat([*copies]).to(self.runs.kept.before[0].dtype)
+
+    def _key_mask(self, place: AttentionPlace, copies: int) -> Tensor | None:
+        mask = self.runs.checked.keys(place).mask
+        return None if mask is None else mask.repeat(copies, 1)
+
+
+def _reference(
+    loaded: LoadedModel, request: ModelEffectsRequest, senders: PathSenders, inputs: Inputs
+) -> Inputs | None:
+    """The text whose states are sent, with a token for each of the input. Raises InvalidRequest."""
+    if senders.text is None and senders.tokens is None:
+        return None
+    param = "from.text" if senders.text is not None else "from.tokens"
+    answer = request.answer if senders.text is not None else None
+    found = loaded.reader.read(ModelInput(text=senders.text, tokens=senders.tokens, answer=answer))
+    own, other = inputs.predicted, found.predicted
+    real = [stack.ids >= 0 if stack.mask is None else stack.mask for stack in (own, other)]
+    many = len(own.ids) if len(other.ids) == 1 else 1
+    if real[0].shape != (len(other.ids) * many, other.length) or not bool((real[0] == real[1]).all()):
+        lengths = [row.sum(1).tolist() for row in real]
+        raise InvalidRequest.at(
+            param,
+            f"expected as many tokens as the input has, {lengths[0]}, so that each has a counterpart; got {lengths[1]}",
+            expected=lengths[0],
+            actual=lengths[1],
+        )
+    return found

@@ -274,6 +274,7 @@ def test_a_statistic_is_its_field_and_its_formula(found):
     np.testing.assert_allclose(found["last_key"], np.array(found["weights"])[..., -1].mean(-1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_inspection_operation_touches_nine_files(found):
     assert len(OPERATION) <= 9
     received = np.array(found["weights"]).sum(2)

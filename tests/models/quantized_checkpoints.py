@@ -112,6 +112,37 @@ def nf4(weight):
     return stored, (levels[numbers] * scale[:, None]).view_as(weight)
 
 
+def torchao8(weight):
+    """Groups of 8 columns, and a scale of what the layer reads."""
+    numbers, zero, scale, whole = asymmetric(weight, 8, bits=8)
+    before = torch.linspace(0.5, 1.5, weight.shape[1])
+    stored = {"_weight_qdata": (numbers - 128).to(torch.int8), "_weight_scale": scale}
+    stored |= {"_weight_zero_point": (zero - 128).to(torch.int8), "_weight_act_pre_scale": before}
+    return stored, whole * before
+
+
+def torchao_fp8(weight):
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    stored = (weight / scale).to(E4M3)
+    return {"_weight_qdata": stored, "_weight_scale": scale}, stored.float() * scale
+
+
+def mlx(weight):
+    """Groups of 8 columns from their least number on, eight numbers in each word."""
+    parts = weight.view(len(weight), -1, 8)
+    low = parts.amin(-1)
+    scale = (parts.amax(-1) - low) / 15
+    numbers = ((parts - low[..., None]) / scale[..., None]).round().clamp(0, 15)
+    whole = numbers * scale[..., None] + low[..., None]
+    stored = words(numbers.view_as(weight), 4).view(torch.uint32)
+    return {"weight": stored, "scales": scale, "biases": low}, whole.view_as(weight)
+
+
+def torchao(name, **options):
+    """The entry of config.json as transformers writes it."""
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": 2, "_data": options}}}
+
+
 def _group(**entries):
     return {"group_0": {"targets": ["Linear"], "weights": entries}}
 
@@ -130,6 +161,9 @@ FORMS = {
     "AWQ int4": (awq, {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm", "zero_point": True}),
     "bitsandbytes int8": (bnb8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "bitsandbytes NF4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "torchao int8": (torchao8, torchao("Int8WeightOnlyConfig", group_size=None)),
+    "torchao FP8": (torchao_fp8, torchao("Float8WeightOnlyConfig")),
+    "MLX int4": (mlx, {"group_size": 8, "bits": 4, "mode": "affine"}),
 }  # fmt: skip
 """Each form by the words of ``ran.weights``: what writes a weight, and the entry of config.json."""
 

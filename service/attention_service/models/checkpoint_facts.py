@@ -52,7 +52,7 @@ _IMAGE_TOKENS: Final = frozenset({"image_token_id", "image_token_index"})
 _QUANTIZERS: Final = {
     "aqlm": "aqlm", "auto-round": "auto_round", "bitnet": "accelerate", "fbgemm_fp8": "fbgemm_gpu",
     "fp_quant": "fp_quant", "higgs": "flute", "hqq": "hqq", "mxfp4": "accelerate", "mxfp8": "accelerate",
-    "quanto": "optimum", "quark": "quark", "spqr": "spqr_quant", "torchao": "torchao", "vptq": "vptq",
+    "quanto": "optimum", "quark": "quark", "spqr": "spqr_quant", "vptq": "vptq",
 }  # fmt: skip
 """The package without which transformers refuses a ``quant_method`` that is not unpacked here.
 
@@ -60,7 +60,7 @@ Source: its ``quantizers``.
 """
 _UNQUANTIZED: Final = "take the checkpoint before quantization"
 _SCALES: Final = re.compile(
-    r"\.(weight_scale(_inv|_2)?|weight_zero_point|weight_packed|weight_shape|input_scale|activation_scale|qweight"
+    r"\.(weight_scale(_inv|_2)?|weight_zero_point|weight_packed|weight_shape|input_scale|activation_scale|qweight|_weight_qdata"
     r"|qzeros|g_idx|SCB|weight\.(absmax|quant_map|nested_absmax|quant_state\..+))$"
 )
 """Ends of the names of tensors without which quantized weights are other numbers."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import live_server
-from tests.models.quantized_checkpoints import FORMS, write
+from tests.models.quantized_checkpoints import FORMS, torchao, words, write
 from tests.models.small_models import IDS
 
 from attention_client import Client
@@ -43,6 +43,22 @@ def test_its_size_is_that_of_the_unpacked_numbers(tmp_path, label):
 
 
 @pytest.mark.slow
+def test_layers_of_mlx_may_have_bits_of_their_own(tmp_path):
+    expected = write(tmp_path / "net", "MLX int4")
+    config, name = tmp_path / "net" / "config.json", "model.layers.0.self_attn.q_proj"
+    entries = json.loads(config.read_text())
+    entries["quantization"] = entries.pop("quantization_config") | {name: {"bits": 8, "group_size": 8}}
+    config.write_text(json.dumps(entries))
+    file = tmp_path / "net" / "model.safetensors"
+    rows, columns = expected.get_parameter(f"{name}.weight").shape
+    stored = words(torch.arange(rows * columns).view(rows, columns) % 256, 8).view(torch.uint32)
+    save_file(load_file(file) | {f"{name}.weight": stored}, file, {"format": "mlx"})
+    loaded = opened(tmp_path / "net")
+    scales, biases = (load_file(file)[f"{name}.{part}"].repeat_interleave(8, 1) for part in ("scales", "biases"))
+    numbers = torch.arange(rows * columns).view(rows, columns) % 256
+    torch.testing.assert_close(loaded.model.get_parameter(f"{name}.weight"), numbers * scales + biases)
+
+
 def test_it_answers_over_http(tmp_path):
     expected = write(tmp_path / "net", "GPTQ int4")
     with live_server(tmp_path) as url, Client(url) as client:
@@ -79,6 +95,11 @@ def test_it_answers_over_http(tmp_path):
         ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "FP4"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "two sizes"),
+        (torchao("Int4WeightOnlyConfig", group_size=128), "torchao's Int4WeightOnlyConfig is not read"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao's quant_type is not read"),
+        ({"group_size": 64, "bits": 3}, "MLX of 3 bits"),
+        ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mode mxfp4"),
+        ({"group_size": 64, "bits": 4, "lm_head": {"bits": 6}}, "MLX of 6 bits"),
         ({"quant_method": "of-mine"}, "none of compressed-tensors"),
     ],
 )

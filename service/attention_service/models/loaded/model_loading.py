@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
@@ -45,7 +46,12 @@ from attention_service.models.towers.opening import tower_of
 from attention_service.models.towers.tower import Tower
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
-from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of, quantization_of
+from attention_service.modules.checkpoints.quantized_tensors import (
+    QUANTIZATION,
+    QuantizedForm,
+    form_of,
+    quantization_of,
+)
 
 VISION_HALVES: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
@@ -164,8 +170,8 @@ def take_quantization(config: Any) -> QuantizedForm | None:
     form = form_of(stated) if isinstance(stated, Mapping) else None
     if form is None or isinstance(form, str):
         return None
-    for part in (config, getattr(config, "text_config", None)):
-        vars(part or config).pop("quantization_config", None)
+    for part, name in product((config, getattr(config, "text_config", None)), QUANTIZATION):
+        vars(part or config).pop(name, None)
     return form
 
 

@@ -2,8 +2,8 @@
 
 A form says which tensors of a file make one weight, and how. What is computed afterwards is of float numbers, so that
 edits, gradients and shared passes are as of any other model; activations are not rounded, whatever the form says.
-Sources: the formats of compressed-tensors 0.20, bitsandbytes 0.50, GPTQ (its version 1 stores zero points less 1) and
-AWQ (its "gemm" order), and the blocks of FP8 as DeepSeek V3 has them.
+Sources: the formats of compressed-tensors 0.20, bitsandbytes 0.50, GPTQ (its version 1 stores zero points less 1),
+AWQ (its "gemm" order), torchao 0.18 and MLX, and the blocks of FP8 as DeepSeek V3 has them.
 """
 
 import json
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint
 
+QUANTIZATION: Final = "quantization_config", "quantization"
+"""Names of the entry; the second is MLX's."""
 Read = Callable[[str], Tensor]
 """Reads a tensor by its name."""
 Shape = Callable[[str], Sequence[int]]
@@ -30,6 +32,12 @@ _OF_ACTIVATIONS: Final = frozenset(
 )
 """Tensors of a module by which activations are rounded, which happens nowhere here."""
 _PACKED: Final = 32
+_TORCHAO: Final = {
+    "Int8WeightOnlyConfig": "int8", "Int8DynamicActivationInt8WeightConfig": "int8",
+    "Float8WeightOnlyConfig": "FP8", "Float8DynamicActivationFloat8WeightConfig": "FP8",
+    "IntxWeightOnlyConfig": "", "Int8DynamicActivationIntxWeightConfig": "",
+}  # fmt: skip
+"""The configs of torchao whose weights are numbers of a byte each, and the words for these; of Intx it names them."""
 
 
 @dataclass(frozen=True)
@@ -63,34 +71,19 @@ class QuantizedForm:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Any:
-    """The entry ``quantization_config`` of a config or of its part for text; None without one."""
+    """The entry of a config, or of its part for text, that says how weights are quantized; None without one."""
     text = config.get("text_config")
     parts = [config, text] if isinstance(text, Mapping) else [config]
-    return next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+    return next((part[entry] for part in parts for entry in QUANTIZATION if part.get(entry)), None)
 
 
 def form_of(stated: Mapping[str, Any]) -> QuantizedForm | str:
     """The form that a ``quantization_config`` states, or the reason for which it is not read."""
-    bits8 = stated.get("load_in_8bit") or stated.get("_load_in_8bit")
-    bits4 = stated.get("load_in_4bit") or stated.get("_load_in_4bit")
-    method = stated.get("quant_method") or ("bitsandbytes" if bits4 or bits8 else None)
-    match method:
-        case "fp8":
-            return _fp8(stated)
-        case "compressed-tensors":
-            return _compressed(stated)
-        case "gptq":
-            return _gptq(stated)
-        case "awq":
-            return _awq(stated)
-        case "bitsandbytes":
-            return (
-                _nf4()
-                if bits4 and stated.get("bnb_4bit_quant_type", "fp4") == "nf4"
-                else (_int8() if bits8 else "its numbers of 4 bits are FP4; this server reads NF4")
-            )
-        case _:
-            return f"{str(method)[:80]} is none of compressed-tensors, fp8, gptq, awq, bitsandbytes"
+    bits = [stated.get(f"{own}load_in_{count}bit") for own in ("", "_") for count in (4, 8)]
+    otherwise = "bitsandbytes" if any(bits) else "mlx" if {"group_size", "bits"} <= stated.keys() else None
+    method = stated.get("quant_method") or otherwise
+    read = _FORMS.get(str(method))
+    return f"{str(method)[:80]} is none of {', '.join(_FORMS)}" if read is None else read(stated)
 
 
 # ── the forms ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -203,6 +196,13 @@ def _awq(stated: Mapping[str, Any]) -> QuantizedForm | str:
     return QuantizedForm("AWQ int4", "qweight", frozenset({"qweight", "qzeros", "scales"}), unpack, size)
 
 
+def _bitsandbytes(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    if stated.get("load_in_4bit") or stated.get("_load_in_4bit"):
+        nf4 = stated.get("bnb_4bit_quant_type", "fp4") == "nf4"
+        return _nf4() if nf4 else "its numbers of 4 bits are FP4; this server reads NF4"
+    return _int8()
+
+
 def _int8() -> QuantizedForm:
     def unpack(prefix: str, read: Read) -> Tensor:
         return read(f"{prefix}weight").float() * (read(f"{prefix}SCB").float() / 127)[:, None]
@@ -232,6 +232,78 @@ def _nf4() -> QuantizedForm:
     own = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
     parts = frozenset({"weight", _STATE, *(f"weight.{name}" for name in own)})
     return QuantizedForm("bitsandbytes NF4", "weight", parts, unpack, size)
+
+
+def _torchao(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    """Numbers of a byte each with scales of rows or groups, as torchao's safetensors files have them."""
+    configs = dict(_torchao_configs(stated.get("quant_type")))
+    unread = sorted(configs.keys() - _TORCHAO.keys())
+    if unread or not configs:
+        return f"torchao's {unread[0][:80] if unread else 'quant_type'} is not read; {', '.join(_TORCHAO)} are"
+    words = set()
+    for name, options in configs.items():
+        dtype, packing = (_value(options.get(each)) for each in ("weight_dtype", "intx_packing_format"))
+        if packing not in {None, "UNPACKED_TO_INT8"}:
+            return f"torchao's intx_packing_format {str(packing)[:40]} is not read; UNPACKED_TO_INT8 is"
+        words.add(_TORCHAO[name] or str(dtype or "int8")[:8])
+
+    def unpack(prefix: str, read: Read) -> Tensor:
+        zero, before = (_optional(read, f"{prefix}_weight_{part}") for part in ("zero_point", "act_pre_scale"))
+        found = _scaled(read(f"{prefix}_weight_qdata").float(), read(f"{prefix}_weight_scale"), prefix, zero)
+        return found if before is None else found * before.float()  # which multiplies what the layer reads
+
+    def size(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
+        return shape(f"{prefix}_weight_qdata")
+
+    parts = frozenset(f"_weight_{part}" for part in ("qdata", "scale", "zero_point", "act_pre_scale"))
+    return QuantizedForm(f"torchao {' and '.join(sorted(words))}", "_weight_qdata", parts, unpack, size)
+
+
+def _torchao_configs(stated: Any) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """The configs in the entry ``quant_type``, by their names: one for all layers, or several by the layers' names."""
+    if not isinstance(stated, Mapping):
+        return
+    name, options = str(stated.get("_type")), stated.get("_data")
+    if name not in {"FqnToConfig", "ModuleFqnToConfig"} and isinstance(options, Mapping):
+        yield name, options
+        return
+    for each in stated.values():
+        yield from _torchao_configs(each)
+
+
+def _value(stated: Any) -> Any:
+    return stated.get("_data") if isinstance(stated, Mapping) else stated
+
+
+def _mlx(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    """Groups of columns as scale · number + bias. Layers may have entries of their own, by their names."""
+    entries = [stated, *(each for each in stated.values() if isinstance(each, Mapping))]
+    for entry in entries:
+        bits, group, mode = (entry.get(name, stated.get(name)) for name in ("bits", "group_size", "mode"))
+        if bits not in {2, 4, 8} or not _is_size(group) or mode not in {None, "affine"}:
+            return f"MLX of {bits} bits in groups of {group}, mode {mode}, is not read; 2, 4 and 8 bits, affine, are"
+
+    def bits_of(prefix: str) -> int:
+        own = stated.get(prefix.rstrip("."))
+        return int((own if isinstance(own, Mapping) else {}).get("bits", stated["bits"]))
+
+    def unpack(prefix: str, read: Read) -> Tensor:
+        numbers = _unpacked(read(f"{prefix}weight"), bits_of(prefix))
+        biases = read(f"{prefix}biases")
+        return _scaled(numbers, read(f"{prefix}scales"), prefix) + _spread(biases, numbers, prefix, None)
+
+    def size(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
+        *rows, words = shape(f"{prefix}weight")
+        return *rows, words * (_PACKED // bits_of(prefix))
+
+    return QuantizedForm(f"MLX int{stated['bits']}", "weight", frozenset({"weight", "scales", "biases"}), unpack, size)
+
+
+_FORMS: Final[Mapping[str, Callable[[Mapping[str, Any]], QuantizedForm | str]]] = {
+    "compressed-tensors": _compressed, "fp8": _fp8, "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao, "mlx": _mlx,
+}  # fmt: skip
+"""Each ``quant_method`` that is read. MLX's files have none."""
 
 
 # ── their numbers ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -328,6 +328,7 @@ def approximate(described, **more):
     return work_of(described, **more)
 
 
+@pytest.mark.sampled(name=8)
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_counted_exactly(name):
     described = METHODS[name]

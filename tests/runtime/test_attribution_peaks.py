@@ -55,8 +55,9 @@ SWEEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(more=1)
-@pytest.mark.parametrize("more", [{}, {"return_differences": True}, {"queries": [0, 7]}])
+@pytest.mark.parametrize(
+    "more", [pytest.param({}, marks=pytest.mark.slow), {"return_differences": True}, {"queries": [0, 7]}]
+)
 def test_the_plan_of_a_sweep_is_no_less_than_the_memory_held(module, rng, more):
     query = rng.normal(size=(2, 200, 32)).astype(np.float32)
     requests = [{"query": query, "sweep": sweep, **more} for sweep in (SWEEPS[:2] if more else SWEEPS)]

@@ -113,7 +113,7 @@ class Found:
     invariants: float | None = None
     """The largest error of what holds whatever the model is: see ``_invariants``."""
     way: str = ""
-    """How its attentions are seen: ``computed`` or ``observed``."""
+    """How its attentions are seen: ``computed`` or ``observed``; a dash without attentions."""
     forms: Sequence[str] = ()
     """The heads with which checkpoints of the type open, besides that for tokens."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -237,7 +237,8 @@ def compared(kind: str, device: str = "cpu") -> Found:
         except Exception as fault:
             found.reasons["whole"] = f"fault: {told(fault)}"
             return found
-        found.layers, found.way, found.forms = len(loaded.places), loaded.attention.way, forms_of(kind)
+        found.layers, found.forms = len(loaded.places), forms_of(kind)
+        found.way = loaded.attention.way if loaded.places else "–"
         for part, compare in _PARTS.items():
             try:
                 compare(found, model, loaded)
@@ -334,6 +335,8 @@ def _result_of(output: Any) -> str:
 
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    if not loaded.places:
+        return
     request = ModelForwardRequest(**input_of(loaded), layers=_attentions(loaded), return_=["weights"])
     if found.way == "observed":
         returned = returned_weights(model, arguments_of(loaded))
@@ -431,6 +434,8 @@ def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
     hook.remove()
     value = outputs.logits[0, -1].float().log_softmax(-1)[7]
     (expected,) = torch.autograd.grad(value, held)
+    with torch.no_grad():  # some models keep the state of their last text
+        model(**arguments_of(loaded))
     found.gradients = error(reply.embeddings, expected[:, 0] if loaded.embeds_time_first else expected[0])
 
 
@@ -441,10 +446,10 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
     taps = ["weights", "v", "context", "masked_scores"]
     if found.way == "observed":
         taps = [tap for tap in taps if all(tap in (place.taps or ()) for place in loaded.places.values())]
-    layers = _attentions(loaded)
-    plain = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), layers=layers, return_=taps))
-    errors = []
-    for layer, place in zip(plain.layers, loaded.places.values(), strict=True):
+    layers, errors = _attentions(loaded), list[float]()
+    if layers:
+        plain = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), layers=layers, return_=taps))
+    for layer, place in zip(plain.layers if layers else (), loaded.places.values(), strict=True):
         weights = np.asarray(layer.weights)
         if "context" in taps:
             values = np.asarray(layer.v)
@@ -455,7 +460,7 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
     nothing = [Edit(tap="weights", scale=1.0), Edit(tap="output", scale=1.0)]
     edits = {
         key: [edit for edit in nothing if place.taps is None or edit.tap in place.taps]
-        for key, place in loaded.places.items()
+        for key, place in (loaded.places or loaded.implicit).items()
     }
     if isinstance(loaded.reader, EncoderInputs | SoundInputs):
         edited = forward_reply(
@@ -491,14 +496,15 @@ def _row_sums(scores: np.ndarray, place: AttentionPlace) -> np.ndarray:
 def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTrainedModel | None = None) -> Any:
     """Return the logits of the real tokens, or the last hidden states, of one text or of each."""
     request = ModelForwardRequest(tokens=tokens, edits=edits or {})
-    asked = check_request(loaded, request)
-    questions = {place.key: LayerTask(edits=request.edits.get(key, ())) for key, place in loaded.places.items()}
+    asked = check_request(loaded, request, lambda _: True)
+    every = loaded.places | loaded.implicit
+    questions = {place.key: LayerTask(edits=request.edits.get(key, ())) for key, place in every.items()}
     with torch.no_grad():
         if eager is not None:
             output = eager(**arguments_of(loaded, tokens))
         else:
             asking = AttentionPass(questions)
-            with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
+            with LayerStates(every.values(), asking).reading((), output=False, hidden=False):
                 output = loaded.run(asked.inputs.arguments, asking)
     rows = output[_result_of(output)]
     mask = None if rows.ndim < 3 else asked.inputs.predicted.mask  # one vector of a text has no padding
@@ -518,8 +524,8 @@ def _generated(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
     fresh.generation_config = copy.deepcopy(model.generation_config)
     # One that has run attends otherwise in bigbird_pegasus, and keeps the state of its last text in recurrent_gemma.
     try:
-        _tokens(loaded, SAMPLED)
-        tokens = _tokens
+        tokens = _tokens if loaded.places else _tokens_alone
+        tokens(loaded, SAMPLED)
     except InvalidRequest as fault:
         found.reasons["generate"] = told(fault)
         tokens = _tokens_alone

@@ -18,7 +18,12 @@ from attention_service.models.passes.float64_runs import in_float64
 from attention_service.runtime.device.torch_device import Device
 from tests.client.tiny_models import tokenizer
 
-RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "mamba2_chunk_scan", "mamba_selective_scan")
+RULES = (
+    "torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "mamba2_chunk_scan", "mamba_selective_scan",
+    "rwkv_linear_attention",
+)  # fmt: skip
+BY_CHANNEL = "mamba_selective_scan"
+"""The rule whose output is ``[B, C, L]``; those of others are ``[B, L, H, V]``, or ``[B, L, C]``."""
 
 
 def wide(model: PreTrainedModel) -> PreTrainedModel:
@@ -40,12 +45,13 @@ def mixed_outputs(model: PreTrainedModel, arguments: dict[str, Any]) -> list[np.
     """Return the mixed output ``[B, L, H, V]`` of each such layer by the code of transformers, all in float64."""
     outputs: list[np.ndarray] = []
 
-    def recording(rule: Any) -> Any:
+    def recording(rule: Any, name: str = "") -> Any:
         def recorded(*args: Any, **options: Any) -> Any:
             gate = options.pop("z", None)
             found = rule(*args, **options)
             first = found[0] if isinstance(found, tuple) else found
-            outputs.append((first.transpose(1, 2)[..., None] if first.ndim == 3 else first).numpy())
+            by_token = first.transpose(1, 2) if name in {BY_CHANNEL, "mlstm"} else first
+            outputs.append((by_token[..., None] if by_token.ndim == 3 else by_token).numpy().copy())
             if gate is not None:
                 first = first * torch.nn.functional.silu(gate)
             return (first, *found[1:]) if isinstance(found, tuple) else first
@@ -58,10 +64,15 @@ def mixed_outputs(model: PreTrainedModel, arguments: dict[str, Any]) -> list[np.
 
     with ExitStack() as stack, torch.no_grad():
         for file in {id(space): space for space in map(_space, model.modules())}.values():
-            stack.enter_context(patch.dict(file, {name: recording(file[name]) for name in RULES if name in file}))
+            stack.enter_context(patch.dict(file, {name: recording(file[name], name) for name in RULES if name in file}))
         for module in model.modules():
             if hasattr(module, "get_slope_rate"):
                 stack.callback(module.norm.register_forward_pre_hook(lightning(module)).remove)
+            if hasattr(module, "_rnn_scan"):
+                stack.enter_context(patch.object(module, "_rnn_scan", recording(module._rnn_scan)))
+            if hasattr(module, "mlstm_backend"):
+                backend = module.mlstm_backend
+                stack.enter_context(patch.object(backend, "forward", recording(backend.forward, "mlstm")))
         stack.enter_context(in_float64(model))
         model(**arguments)
     return outputs

@@ -99,7 +99,7 @@ def run(
             "prompt": [*prompt],
             "max_tokens": new + 1,
             "temperature": 0,
-            "attention": {"weights": True},
+            "attention": {"weights": True} if loaded.places else None,
         }
         request = validate(CompletionRequest, fields)
         plan = replace(plan_generation(loaded, request), alone=alone, ends=frozenset())

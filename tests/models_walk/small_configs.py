@@ -76,7 +76,8 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "squeezebert": {"embedding_size": 32},
     "reformer": {"is_decoder": False, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16]},
     "rwkv": {"attention_hidden_size": 32},
-    "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_blocks": 2},  # of which it rounds parts up to 64
+    "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 2},
     "marian": {"decoder_vocab_size": VOCABULARY},
     "xmod": {"default_language": "en_XX"},
     "youtu": {"head_dim": 4},

@@ -17,7 +17,8 @@ parameters, and holds the [whole model](models.md) against its eager self in tra
 difference, as a share of the largest number that is compared.
 
 - *way*: the attentions are *computed* by the server where the model asks the attention interface of transformers, or
-  *observed* where the model computes its weights itself ([more](models.md#computed-or-observed)).
+  *observed* where the model computes its weights itself ([more](models.md#computed-or-observed)). A model whose
+  layers all mix tokens by a running state has no attention, and no way.
 - *whole*: the logits of a text of 9 tokens, or its last hidden states; of a model that reads images alone, those of
   an image. *weights*: those of every attention, by the eager function of the model's own file, or as the model
   returns them itself (`output_attentions`).

@@ -59,8 +59,20 @@ def test_a_type_whose_attention_is_its_own_is_observed(kind):
     assert found.generated
 
 
+@pytest.mark.parametrize(
+    "kind", ["mamba2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mamba", "falcon_mamba", "rwkv"))]
+)
+def test_a_type_without_attention_is_whole(kind):
+    found = limited(kind)
+    assert found.equal, found
+    assert (found.layers, found.way) == (0, "–")
+    assert max(found.gradients, found.invariants) < CLOSE
+    assert found.implicit <= 1e-10
+    assert found.generated
+
+
 def test_a_type_without_weights_over_pairs_is_refused():
-    assert "passes no attention" in limited("rwkv").reasons["whole"]
+    assert "passes no attention" in limited("fnet").reasons["whole"]
 
 
 def test_a_config_keeps_a_layer_of_each_kind():

@@ -28,6 +28,10 @@ KINDS = {
     "bamba": {"0": "state_space", "1": "attention"},
     "falcon_h1": {"state_space.0": "state_space", "0": "attention", "state_space.1": "state_space", "1": "attention"},
     "jamba": {"0": "state_space", "1": "attention"},
+    "mamba2": {"0": "state_space", "1": "state_space"},
+    "rwkv": {"0": "linear", "1": "linear"},
+    "xlstm": {"0": "linear", "1": "linear"},
+    "recurrent_gemma": {"0": "state_space", "1": "attention"},
 }
 MORE = {
     "qwen3_next": {"0": "linear", "1": "attention"},
@@ -36,6 +40,8 @@ MORE = {
     "nemotron_h": {"0": "state_space", "2": "attention"},
     "zamba2": {"0": "state_space", "state_space.1": "state_space", "1": "attention", "2": "state_space"},
     "granitemoehybrid": {"0": "state_space", "1": "attention"},
+    "mamba": {"0": "state_space", "1": "state_space"},
+    "falcon_mamba": {"0": "state_space", "1": "state_space"},
 }
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in MORE]
 LONG = [5, 3, 7, 8, 6, 4, 9, 10, 11] * 4
@@ -50,7 +56,8 @@ def loaded(kind, *, in_float64=True):
 @pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", [*KINDS, *SLOW])
 def test_weights_times_values_are_the_layers_own_output(kind):
-    assert implicit_error(kind, built(kind), LONG) <= 1e-10
+    times = 2 if kind == "xlstm" else 1  # whose chunks have 64 tokens
+    assert implicit_error(kind, built(kind), LONG * times) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *SLOW])
@@ -60,7 +67,7 @@ def test_the_layers_are_listed_with_their_kind(kind):
     assert info["unseen"] == []
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "minimax", "bamba"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "minimax", "bamba", "recurrent_gemma"])
 def test_edited_weights_act_on_the_values_and_nothing_changes_by_looking(kind):
     model = loaded(kind, in_float64=False)
     (key,) = model.implicit
@@ -77,10 +84,10 @@ def test_edited_weights_act_on_the_values_and_nothing_changes_by_looking(kind):
 
 
 @pytest.mark.sampled(kind=1)
-@pytest.mark.parametrize("kind", ["qwen3_5", "bamba"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "bamba", "mamba2", "rwkv", "xlstm", "recurrent_gemma"])
 def test_gradients_of_the_weights_are_exact(kind):
     model = loaded(kind, in_float64=False)
-    (key,) = model.implicit
+    key, *_ = model.implicit
     request = ModelGradientsRequest(
         tokens=IDS, layers=[int(key)], wrt=["weights", "v", "context"], of={"token": 7}, check=True
     )
@@ -90,6 +97,15 @@ def test_gradients_of_the_weights_are_exact(kind):
     values = forward_reply(model, ModelForwardRequest(tokens=IDS, layers=[int(key)], return_=["v"])).layers[0].v
     expected = np.asarray(found["context"]) @ np.swapaxes(values, 1, 2)
     np.testing.assert_allclose(found["weights"], expected, atol=1e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["recurrent_gemma", "rwkv", "xlstm"])
+def test_a_text_of_a_padded_batch_has_the_numbers_that_it_has_alone(kind):
+    model = loaded(kind)
+    texts = [IDS, IDS[:3]]
+    together = forward_reply(model, ModelForwardRequest(tokens=texts, return_=["logits"])).logits
+    alone = forward_reply(model, ModelForwardRequest(tokens=texts[1], return_=["logits"])).logits
+    np.testing.assert_allclose(together[1], alone, atol=1e-10)
 
 
 def test_all_are_the_layers_that_can_answer():

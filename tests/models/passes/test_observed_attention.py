@@ -220,7 +220,7 @@ def test_layers_that_attend_over_pieces_of_a_long_text_are_refused_by_name():
     forward_reply(model, ModelForwardRequest(tokens=[*range(3, 27)]))
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "fnet", "yoso"])
+@pytest.mark.parametrize("kind", ["fnet", "yoso"])
 def test_a_model_without_weights_over_pairs_is_refused(kind):
     with pytest.raises(InvalidCheckpoint, match="none has a softmax over pairs"):
         loaded(kind)

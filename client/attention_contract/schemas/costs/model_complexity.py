@@ -148,7 +148,7 @@ class ModelComplexityReply(WireModel):
     total_ms: float
     cache_bytes_per_token: int
     cache_bytes: int
-    """Keys and values after the last token."""
+    """Keys and values after the last token, and running states."""
     max_batch: int
     """Sequences of this length that fit into the free memory."""
     max_length: int

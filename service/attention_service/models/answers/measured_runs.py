@@ -37,12 +37,20 @@ def copies_of(loaded: LoadedModel, tokens: int) -> int:
     return max(1, _TOKENS["cuda" if loaded.device.is_cuda else "cpu"] // tokens)
 
 
+def check_attends(loaded: LoadedModel, param: str) -> None:
+    """Raise InvalidRequest for a model without attentions, which have the heads and paths that are measured."""
+    if not loaded.places:
+        reason = f"{loaded.without_attention}, which edits of a forward request change; their effects are not measured"
+        raise InvalidRequest.at(param, reason)
+
+
 class MeasuredRuns:
     """The baseline of a request for effects, and the runs with a change beside it."""
 
     def __init__(self, loaded: LoadedModel, request: ModelEffectsRequest) -> None:
         """Check the input and the measured number. Raises InvalidRequest that names the field at fault."""
         self._loaded = loaded
+        check_attends(loaded, "model")
         if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
             raise InvalidRequest.at("images", "the effects on one vector are measured: send a text or an image")
         self.checked = check_request(loaded, request)

@@ -3,7 +3,7 @@
 from math import ceil, prod
 
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
-from attention_service.models.answers.measured_runs import copies_of
+from attention_service.models.answers.measured_runs import check_attends, copies_of
 from attention_service.models.answers.swept_edits import swept_axes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.costs.pass_memory import SweepSizes
@@ -17,6 +17,7 @@ def sweep_cost(
     sweep = request.sweep
     if sweep is None:
         raise TypeError("expected a sweep")
+    check_attends(loaded, "sweep")
     places = [each for each in loaded.places.values() if each.queries != "media"]
     sizes = {
         each.key: {

@@ -20,8 +20,8 @@ _OF_GRAPH: Final = 10
 """The same of a layer whose graph is kept."""
 _STATES: Final = 4
 """Tensors of queries, keys, values and gates, by head and in float32 or wider."""
-_WIDTH: Final = 128
-"""The width of a state, which no inspection of a layer tells: that of most checkpoints."""
+_WINDOW: Final = 4
+"""Tokens that the convolution before such a layer keeps for each value."""
 
 
 def implicit_bytes(loaded: LoadedModel, checked: CheckedRequest, request: ModelInput) -> int:
@@ -47,15 +47,22 @@ def matrix_bytes(
 ) -> list[int]:
     """The memory in which the weights of each of these layers are made."""
     numbers = [
-        each.widths.heads * length * (matrices * length + _STATES * (each.widths.value_dim + _WIDTH)) for each in places
+        each.widths.heads * length * (matrices * length + _STATES * (each.widths.value_dim + each.state_width))
+        for each in places
     ]
     return [max(itemsize, 4) * batch * each for each in numbers]
 
 
 def implicit_flops(places: Collection[AttentionPlace], batch: int, length: int) -> int:
     """The FLOPs of making their weights: of each pair of tokens, a product with a state and within a chunk."""
-    heads = sum(each.widths.heads for each in places)
-    return 2 * batch * heads * length * length * (_WIDTH + CHUNK)
+    return 2 * batch * length * length * sum(each.widths.heads * (each.state_width + CHUNK) for each in places)
+
+
+def state_bytes(loaded: LoadedModel) -> int:
+    """The memory of the running states that are kept of one text, whatever its length."""
+    values = [(each, each.widths.heads * each.widths.value_dim) for each in loaded.implicit.values()]
+    numbers = sum(count * (each.state_width + _WINDOW) for each, count in values)
+    return max(loaded.model.dtype.itemsize, 4) * numbers
 
 
 def _named(request: ModelInput) -> Collection[str]:

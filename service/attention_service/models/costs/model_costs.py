@@ -124,7 +124,7 @@ class ModelCosts:
             prefill=prefill,
             per_token=step,
             total_ms=prefill.predicted_ms + request.new_tokens * step.predicted_ms,
-            cache_bytes_per_token=self.memory.cache_bytes(1),
+            cache_bytes_per_token=self.memory.cache_bytes(1) - self.memory.cache_bytes(0),
             cache_bytes=batch * self.memory.cache_bytes(last),
             max_batch=most // len(images) if encodes else most,
             max_length=max(0, last_that(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
@@ -135,7 +135,8 @@ class ModelCosts:
         """The cost of a pass whose states are read at every one of so many tokens."""
         check_predicts_next(self._loaded, "lens")
         wanted = "target" if self._loaded.reader.pairs else "text"
-        cost = lens_cost(self._loaded, parts, [each for each in self._sizes.places if each.queries == wanted], tokens)
+        places = [each for each in self._loaded.all_places if each.queries == wanted]
+        cost = lens_cost(self._loaded, parts, places, tokens)
         traffic = cost.traffic
         rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, self._sizes.itemsize))
         return PassCost(
@@ -153,7 +154,7 @@ class ModelCosts:
         return PassCost(
             flops=passes * once.flops,
             bytes=passes * once.bytes,
-            peak_bytes=self.memory.graph_bytes(rows, length) + 12 * len(self._sizes.places) * self._sizes.width**2,
+            peak_bytes=self.memory.graph_bytes(rows, length) + 12 * self._sizes.layers * self._sizes.width**2,
             predicted_ms=passes * once.predicted_ms,
         )
 
@@ -178,10 +179,10 @@ class ModelCosts:
             products += batch * (2 * sizes.matrices * tokens + 2 * sizes.head)
             products += sum(_attention_flops(place, batch, tokens, keys) for place in sizes.places)
             products += implicit_flops(sizes.implicit, batch, tokens) if weights else 0
-            layers += len(sizes.places)
+            layers += sizes.layers
             parameters += sizes.parameter_bytes - sizes.images.parameter_bytes
             cached = batch * self.memory.cache_bytes(keys)
-            states += len(sizes.places) * batch * tokens * sizes.layer_numbers
+            states += sizes.layers * batch * tokens * sizes.layer_numbers
         states *= itemsize
         half = products if itemsize == 2 else 0
         traffic = Traffic(

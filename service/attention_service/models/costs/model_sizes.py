@@ -49,6 +49,7 @@ class ModelSizes:
         """Its other attentions."""
         self.implicit = shown_places(loaded)
         """Its layers with implicit weights."""
+        self.layers = len(self.places) + len(loaded.implicit)
         self.kinds = [each for each, _ in kinds_of(self.places)]
         """One layer of each kind."""
         self.most_heads = max((each.widths.heads for each in self.places), default=0)

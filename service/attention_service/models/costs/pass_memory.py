@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.models.costs.implicit_costs import implicit_bytes, matrix_bytes
+from attention_service.models.costs.implicit_costs import implicit_bytes, matrix_bytes, state_bytes
 from attention_service.models.costs.model_sizes import ModelSizes
 from attention_service.models.inputs.input_stacks import SizedImage, Stack
 from attention_service.models.loaded.checked_request import CheckedRequest
@@ -40,7 +40,7 @@ def own_scores_bytes(loaded: LoadedModel, batch: int, queries: int, keys: int) -
     """The memory of the scores and weights of one layer, if the model computes them itself; else 0."""
     if loaded.attention.way == "computed":
         return 0
-    heads = max(each.widths.heads for each in loaded.places.values())
+    heads = max((each.widths.heads for each in loaded.places.values()), default=0)
     return _OWN_SCORES * 4 * batch * heads * queries * keys
 
 
@@ -88,7 +88,7 @@ class PassMemory:
         """Estimate the memory of a sweep of edits, of which each pass has so many copies of the texts."""
         batch, length, positions, keys = sizes.batch, sizes.length, sizes.positions, max(sizes.length, sizes.keys)
         own = keys if self._loaded.reader.pairs else length
-        kept = (len(self._sizes.places) + 1) * 2 * batch * length * self._sizes.width * self._sizes.itemsize
+        kept = (self._sizes.layers + 1) * 2 * batch * length * self._sizes.width * self._sizes.itemsize
         kept += batch * length * 4 * (sizes.kept + copies * sizes.of_copy)
         logs = (copies + 1) * batch * positions * self._sizes.vocabulary * _LOGS
         tasks = min(_SCORES * 4 * batch * self._sizes.most_heads * keys * keys, ROOM)
@@ -135,7 +135,7 @@ class PassMemory:
     @property
     def short_bytes(self) -> int:
         """Estimate the memory of a short run all of whose states are kept."""
-        return 2 * len(self._sizes.places) * self._pass_bytes(1, TEXT, TEXT, TEXT)
+        return 2 * self._sizes.layers * self._pass_bytes(1, TEXT, TEXT, TEXT)
 
     def graph_bytes(self, texts: int, length: int) -> int:
         """Estimate the memory of a differentiated pass over texts of so many tokens, without a head."""
@@ -186,11 +186,11 @@ class PassMemory:
         return -(-batch // len(images)) if self._sizes.images.encodes and images else batch
 
     def cache_bytes(self, tokens: int) -> int:
-        """Keys and values of so many tokens, in every layer whose keys are its own tokens."""
+        """Keys and values of so many tokens, in every layer whose keys are its own tokens, and running states."""
         if self._sizes.images.encodes:
             return 0
         own = [each for each in self._sizes.places if each.keys in {each.queries, BOTH}]
-        return self._sizes.itemsize * sum(each.cached_numbers(tokens) for each in own)
+        return self._sizes.itemsize * sum(each.cached_numbers(tokens) for each in own) + state_bytes(self._loaded)
 
     def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:
         """The memory of a pass that tells of so many rows of logits."""
@@ -214,7 +214,7 @@ class PassMemory:
         states = batch * max(length, keys) * self._sizes.kept_numbers
         longest = max(length, keys) if self._loaded.attention.way == "observed" else length
         scores = sum(batch * each.widths.heads * longest * keys for each in self._sizes.places)
-        return 4 * ((len(self._sizes.places) + len(self._loaded.implicit)) * states + _SCORES * scores)
+        return 4 * (self._sizes.layers * states + _SCORES * scores)
 
     def _taps(self, checked: CheckedRequest, place: AttentionPlace, request: ModelForwardRequest) -> int:
         """Bytes of the taps of one layer, and of what a recording keeps of it."""

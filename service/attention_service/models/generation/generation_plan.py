@@ -15,6 +15,7 @@ from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in, sounds_in
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
+from attention_service.models.costs.implicit_costs import state_bytes
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.generation.joined.joined_past import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.sampling import CHAT_TOKENS, Sampling, TextRequest
@@ -34,6 +35,12 @@ _REPORTED: Final = 64
 _KEPT: Final = 8
 """Bytes of each number of a recording: as float32, and once more as it is sent."""
 GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponseRequest | TranscriptionRequest
+
+_OF_WHOLE_TEXTS: Final = (
+    "which are those of a whole text, and are not made token by token; leave attention out, and ask for the weights of "
+    "the text (/v1/models/{model}/weights)"
+)
+"""The reason for which implicit weights are not told while tokens are generated."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class GenerationPlan:
         """Estimate the memory that it takes besides the model."""
         config = loaded.model.config.get_text_config()
         width = loaded.model.dtype.itemsize
-        largest = max(each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values())
+        largest = max((each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values()), default=0)
         longer = 4 * (self.longest + self.sampling.new_tokens) * largest  # a longer copy of one layer's is made
         cache = self.cache_bytes(loaded) + self.choices * width * longer
         states = self.choices * self.longest * config.hidden_size * STATES_OF_CACHED_PASS * width
@@ -105,13 +112,13 @@ class GenerationPlan:
         return int(cache + states + logits + _REPORTED * self.reported_numbers() + _KEPT * self.kept_numbers(loaded))
 
     def cache_bytes(self, loaded: LoadedModel) -> int:
-        """Estimate the memory of keys and values; texts that share passes hold more places than tokens."""
+        """Estimate the memory of keys, values and states; texts that share passes hold more places than tokens."""
         length, places = self.longest + self.sampling.new_tokens, loaded.places.values()
         numbers = sum(each.cached_numbers(length) for each in places)
         if not (self.alone or loaded.reader.pairs):
             every = sum(each.token_numbers for each in places if each.queries != "media")
             numbers = max(numbers, int(ROWS_OF_TEXTS * slab_places(length) * every))
-        return self.choices * loaded.model.dtype.itemsize * numbers
+        return self.choices * (loaded.model.dtype.itemsize * numbers + state_bytes(loaded))
 
     def kept_numbers(self, loaded: LoadedModel) -> int:
         """The numbers of the recording, if the run is kept."""
@@ -204,6 +211,8 @@ def looking_plan(
     if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
         raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
     look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
+    if not loaded.places and (look or wanted.keep):
+        raise InvalidRequest.at("attention", f"{loaded.without_attention}, {_OF_WHOLE_TEXTS}")
     return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep, **more)
 
 
@@ -273,6 +282,8 @@ def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPla
     able = {key: place for key, place in loaded.places.items() if place.queries == queries}
     names = list(able) if wanted.layers == "all" else [str(layer) for layer in wanted.layers]
     for name in names:
+        if name in loaded.implicit:
+            raise InvalidRequest.at("attention.layers", f"layer {name} has implicit weights, {_OF_WHOLE_TEXTS}")
         if name not in able:
             raise InvalidRequest.at("attention.layers", f"expected layers among {', '.join(able)}; got {name}")
         check_indices("attention.heads", wanted.heads, able[name].widths.heads, "heads")
@@ -299,6 +310,12 @@ def _edits(
     found: dict[LayerKey, Sequence[Edit]] = {}
     for name, edits in wanted.edits.items():
         place = loaded.places.get(name)
+        if name in loaded.implicit:
+            raise InvalidRequest.at(
+                "attention.edits",
+                f"layer {name} mixes tokens by a running state, which is not edited while tokens are generated; edit "
+                "it in a forward request",
+            )
         if place is None or place.queries == "media":
             known = ", ".join(each for each, other in loaded.places.items() if other.queries != "media")
             raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")

@@ -30,10 +30,10 @@ class ObservedDecoding:
 
     @contextmanager
     def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:
-        """Let a pass be over one text."""
+        """Let a pass be over one text, or over any texts of a model without attentions."""
         core, found = self._core, PassWeights()
         core.restart()
-        if not rows:
+        if not rows or not self._places:
             yield found
             return
         (row,) = rows

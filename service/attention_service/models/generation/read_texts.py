@@ -39,14 +39,14 @@ class ReadTexts:
 
     def can_take(self, text: RunningText, tokens: int) -> bool:
         """True if the past of a text holds the keys and values of so many tokens, and of nothing else."""
-        past = text.state.get("past_key_values")
+        past = text.past
         if tokens < LEAST or not self._limit or text.alone or text.edits or not text.reads_tokens_alone:
             return False
         return isinstance(past, DynamicCache) and all(is_cuttable(each, tokens) for each in past.layers)
 
     def keep(self, reader: str, text: RunningText) -> None:
         """Keep the past of a text that has ended, which is whole again. ``reader``: who may read on from it."""
-        past = text.state["past_key_values"]
+        past = text.past
         size = sum(x.nbytes for layer in past.layers for x in (layer.keys, layer.values))
         if size > self._limit:
             return
@@ -71,7 +71,7 @@ class ReadTexts:
                 found, best = each, shared
         if found is None or 2 * best < len(prompt):
             return 0
-        for own, whole in zip(text.state["past_key_values"].layers, found.past.layers, strict=True):
+        for own, whole in zip(text.past.layers, found.past.layers, strict=True):
             cut(own, whole, 0, best)
         text.seen = best
         self._texts.remove(found)

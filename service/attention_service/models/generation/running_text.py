@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from attention_service.models.generation.joined.joined_past import unjoinable
 from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.passes.module_states import Held, copied
+
+_PASTS: Final = "past_key_values", "cache_params", "state"
+"""The arguments in which models keep a past: keys and values, or running states."""
 
 
 class Sharing(NamedTuple):
@@ -150,24 +153,33 @@ class RunningText:
 
     def fork(self, choice: int, text: GeneratedText, look: TokenAttention | None) -> "RunningText":
         """Return another choice of the same prompt, which has been read."""
-        past = copy.deepcopy(self.state.get("past_key_values"))
-        state = self.state if past is None else self.state | {"past_key_values": past}
+        own = {name: copy.deepcopy(each) for name, each in self.state.items() if name in _PASTS}
         return RunningText(
-            choice, self.model, list(self.ids), dict(state), copy.deepcopy(self.processors), self.draws, text,
+            choice, self.model, list(self.ids), self.state | own, copy.deepcopy(self.processors), self.draws, text,
             self.edits, look, self.alone, self.request, self.adapter, prompt=self.prompt, seen=self.seen,
             held=copied(self.held),
         )  # fmt: skip
 
     # ── joined with others ───────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def past_name(self) -> str:
+        """The argument of the model that has its past."""
+        return next((name for name in _PASTS if name in self.state), _PASTS[0])
+
+    @property
+    def past(self) -> Any:
+        """Its past; None if there is none yet."""
+        return self.state.get(self.past_name)
+
     @cached_property
     def sharing(self) -> Sharing:
         """The passes over its tokens, beside those of others; the same for all of them, once its prompt was read."""
-        if (reason := unjoinable(self.state.get("past_key_values"))) is not None:
+        if (reason := unjoinable(self.past)) is not None:
             return Sharing(reason)
         made = self.step_inputs()
         positions, mask = made.pop("position_ids", None), made.pop("attention_mask", None)
-        others = {name: each for name, each in made.items() if name not in {"input_ids", "past_key_values"}}
+        others = {name: each for name, each in made.items() if name not in {"input_ids", self.past_name}}
         named = sorted(name for name, each in others.items() if not isinstance(each, bool | int | float | str | None))
         named += [] if mask is None else ["attention_mask"]
         if named:
@@ -179,7 +191,7 @@ class RunningText:
         """True if the passes over its prompt take no more than tokens and positions, so that they may be divided."""
         others = {name for name, each in self.state.items() if isinstance(each, Tensor)} - {"position_ids"}
         encoded = any(name.endswith("encoder_outputs") for name in self.state)
-        return not (others or encoded) and unjoinable(self.state.get("past_key_values")) is None
+        return not (others or encoded) and unjoinable(self.past) is None
 
     def was_joined(self) -> None:
         """Count a token that a joined pass has read."""

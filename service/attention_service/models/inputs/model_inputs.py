@@ -25,6 +25,7 @@ from attention_service.models.inputs.model_limits import (
     is_classifier,
     max_length,
     positions_behind_padding,
+    runs_over_padding,
     takes_last_token,
     vocabulary_size,
 )
@@ -73,7 +74,8 @@ class InputReader:
         """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
         self._types: int | None = getattr(config.get_text_config(), "type_vocab_size", None) or None
         self._device = model.device
-        self.pads_left = (bool(model.can_generate()) or takes_last_token(model)) and not self.pairs
+        ahead = bool(model.can_generate()) or takes_last_token(model)
+        self.pads_left = ahead and not self.pairs and not runs_over_padding(model)
         """True if texts of one batch are filled up at their beginnings."""
         self._counts_positions = "position_ids" in self.names and behind is None
         """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""

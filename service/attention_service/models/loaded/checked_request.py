@@ -105,22 +105,34 @@ def read_request(loaded: LoadedModel, request: LayerRequest) -> CheckedRequest:
     """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
 
     def answers(place: AttentionPlace) -> bool:
-        return _answers(place, request)
+        return not loaded.places or _answers(place, request)  # without attentions, all are asked, or refused by name
 
-    checked = check_request(loaded, request, answers)
+    checked, every = check_request(loaded, request, answers), request.layers == "all"
+    if every and not loaded.places and (wide := [place for place in checked.places if _has_too_many(place, request)]):
+        raise InvalidRequest.at(
+            "layers",
+            f"{loaded.without_attention} by channel, {wide[0].widths.heads} matrices each; name some layers",
+        )
     if getattr(request, "keep", False):
         for index, place in enumerate(checked.places):
             if place.mixes != "attention":
                 raise InvalidRequest.at(
-                    f"layers.{index}", f"no recording holds layer {place.key}: {IMPLICIT}; leave keep or the layer out"
+                    "keep" if every else f"layers.{index}",
+                    f"no recording holds layer {place.key}: {IMPLICIT}; leave keep or the layer out",
                 )
     return checked
 
 
-def _answers(place: AttentionPlace, request: LayerRequest) -> bool:
-    """True if a layer with implicit weights can answer a request; one with weights by channel has too many for all."""
+def _has_too_many(place: AttentionPlace, request: LayerRequest) -> bool:
+    """True for a request for weights by channel, of which one layer has too many to be one of all."""
     named = {*getattr(request, "return_", ()), *getattr(request, "wrt", ())}
-    if is_by_channel(place.module) and (isinstance(request, ModelWeightsRequest) or "weights" in named):
+    return is_by_channel(place.module) and (isinstance(request, ModelWeightsRequest) or "weights" in named)
+
+
+def _answers(place: AttentionPlace, request: LayerRequest) -> bool:
+    """True if a layer with implicit weights can answer a request for all layers."""
+    named = {*getattr(request, "return_", ()), *getattr(request, "wrt", ())}
+    if _has_too_many(place, request):
         return False
     if isinstance(request, ModelWeightsRequest):
         signed = SIGNED_STATISTICS.issuperset(request.statistics or ())

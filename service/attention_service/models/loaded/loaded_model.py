@@ -25,7 +25,7 @@ from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.adapters import Adapters
 from attention_service.models.loaded.matrix_products import counted_products
-from attention_service.models.loaded.model_attentions import find_attentions, find_mixers
+from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, no_layers_seen
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
@@ -109,6 +109,8 @@ class LoadedModel:
         """Its attentions by the text of their keys."""
         self.mixers, self.implicit = find_mixers(model, self.reader, self._run_shortly, self.places)
         """Its layers with implicit weights, likewise."""
+        if not self.places and not self.implicit:
+            raise no_layers_seen(model, self.reader)
         encodes = isinstance(self.reader, EncoderInputs)
         of_media = [each for each in self.places.values() if encodes or each.queries == "media"]
         if isinstance(self.reader, EncoderInputs | PromptInputs | PairInputs | SoundPrompts) and of_media:
@@ -191,6 +193,12 @@ class LoadedModel:
             return reason
         names = ", ".join(self.left_out[:_NAMED]) + (", …" if len(self.left_out) > _NAMED else "")
         return f"{reason} ({names} are left out of the checkpoint: left_out of the model)"
+
+    @property
+    def without_attention(self) -> str:
+        """The beginning of an error for a model none of whose layers attends."""
+        kinds = " and ".join(sorted({place.mixes for place in self.implicit.values()}))
+        return f"{type(self.model).__name__} has no attention; its layers ({kinds}) have implicit weights"
 
     def take_recording(self) -> RecordingFile | None:
         """Return the recording of the last request, which is then kept no longer; None if it made none."""

@@ -53,7 +53,7 @@ class ShortRun(Protocol):
 
 
 class FoundAttentions(NamedTuple):
-    """The attentions of a model, and where each stands, by the text of its key."""
+    """The attentions of a model, and where each stands, by the text of its key; no place if none is seen."""
 
     attention: Attention
     places: dict[str, AttentionPlace]
@@ -82,15 +82,16 @@ def find_mixers(
     if not named:
         return FoundMixers(implicit, {})
     found = find_places(model, implicit, named, _within(implicit, reader, run), reader.short_text)
-    places = {key: replace(each, mixes=kind_of(each.module)) for key, each in found.items() if each.queries == "text"}
+    places = {
+        key: replace(each, mixes=kind_of(each.module), state_width=implicit.state_widths[each.module])
+        for key, each in found.items()
+        if each.queries == "text"
+    }
     return FoundMixers(implicit, places)
 
 
 def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device, run: ShortRun) -> FoundAttentions:
-    """Make a model attend by this package, or see how it attends itself, and find its attentions in short runs.
-
-    Raises InvalidCheckpoint for a model that has none.
-    """
+    """Make a model attend by this package, or see how it attends itself, and find its attentions in short runs."""
     try:
         modules = attention_modules(model)
     except UnsupportedModel:
@@ -115,8 +116,6 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
     if not isinstance(reader, EncoderInputs):  # whose windows and pooled tokens are no tokens
         tokens = {"text", "media", *(("target", BOTH) if reader.pairs else ())}
         places = {key: each for key, each in places.items() if {each.queries, each.keys} <= tokens}
-    if not places:
-        raise InvalidCheckpoint.at("checkpoint", _unseen(model, reader))
     return FoundAttentions(observed, places)
 
 
@@ -151,12 +150,13 @@ def _itself(model: PreTrainedModel, run: ShortRun, arguments: Mapping[str, Tenso
         raise does_not_run(model, fault) from fault
 
 
-def _unseen(model: PreTrainedModel, reader: InputReader) -> str:
-    """The reason for which a model is refused none of whose attentions is seen."""
+def no_layers_seen(model: PreTrainedModel, reader: InputReader) -> InvalidCheckpoint:
+    """The error for a model of which neither attentions nor layers with implicit weights are seen."""
     own = ", ".join(type_names(own_attentions(model))) or "none of its modules"
     given = "an image" if isinstance(reader, EncoderInputs) else "a text"
-    return (
+    return InvalidCheckpoint.at(
+        "checkpoint",
         f"{given} passes no attention of {type(model).__name__} that uses the attention interface of transformers, and "
         f"of its own ({own}) none has a softmax over pairs of tokens whose weights it returns or multiplies values by"
-        f"{import_instead(Path(model.name_or_path or ''))}"
+        f"{import_instead(Path(model.name_or_path or ''))}",
     )

@@ -37,7 +37,7 @@ def model_info(loaded: LoadedModel) -> dict[str, Any]:
         "max_length": loaded.reader.max_length,
         "left_out": loaded.left_out[:LISTED_TENSORS],
         "layers": [place.described for place in loaded.all_places],
-        "attention": loaded.attention.way,
+        "attention": loaded.attention.way if loaded.places else None,
         "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | loaded.in_parts,
         "unseen": sorted({*others.values()}.union(type_names(not_observed(loaded.model, loaded.all_places)))),
     }

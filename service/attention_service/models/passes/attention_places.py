@@ -88,6 +88,8 @@ class AttentionPlace:
     """The taps that its module makes beside its softmax."""
     mixes: LayerKind = "attention"
     """The kind of its mixing of tokens."""
+    state_width: int = 0
+    """The numbers of its running state for each value, if it has one."""
 
     @property
     def described(self) -> ModelLayer:

@@ -21,10 +21,13 @@ from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.mixer_rules import (
     RULES,
     MixerRule,
+    Mixing,
+    Place,
     Recurrence,
     gated_by,
     is_lightning,
     lightning,
+    place_of,
     rule_name,
     with_values,
 )
@@ -66,6 +69,8 @@ class ImplicitLayers:
         self.turns = LayerTurns(layers)
         self.modules = [one.module for one, _ in layers]
         self.rotations = GrowingRotations(model)
+        self.state_widths: dict[nn.Module, int] = {}
+        """The numbers of the state of each module for each value, of those that a pass has seen."""
 
     def taps_of(self, _: nn.Module) -> frozenset[str] | None:
         """The taps of such a layer."""
@@ -97,7 +102,8 @@ class ImplicitLayers:
         running: list[_Mixing] = []
 
         def enter(module: nn.Module, _: Any, options: Mapping[str, Any]) -> None:
-            running.append(_Mixing(module, self.turns.layer_of(module), attention_pass, options.get("attention_mask")))
+            layer, mask = self.turns.layer_of(module), options.get("attention_mask")
+            running.append(_Mixing(module, layer, attention_pass, mask, self.state_widths))
 
         def leave(*_: Any) -> None:
             running.pop()
@@ -110,20 +116,22 @@ class ImplicitLayers:
                     parts: Any = module
                     stack.callback(parts.qkv_proj.register_forward_hook(_projected(running)).remove)
                     stack.callback(parts.norm.register_forward_pre_hook(_mixed(running)).remove)
-            for space, name in _functions(self.modules):
-                original = space[name]
-                stack.callback(space.__setitem__, name, original)
-                space[name] = _seen(original, RULES[name], running)
+            for (space, name, function), rule in _functions(self.modules):
+                if name in space:
+                    stack.callback(space.__setitem__, name, function)
+                else:  # a method of the class
+                    stack.callback(space.__delitem__, name)
+                space[name] = _seen(function, rule, running)
             yield attention_pass
 
 
-def _functions(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    """The functions that these modules call: the names of each file, and the name."""
-    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+def _functions(modules: Sequence[nn.Module]) -> list[tuple[Place, MixerRule]]:
+    """The functions that these modules call, each once."""
+    found: dict[tuple[int, str], tuple[Place, MixerRule]] = {}
     for module in modules:
         if (name := rule_name(module)) is not None:
-            space = inspect.unwrap(type(module).forward).__globals__
-            found[id(space), name] = space, name
+            place = place_of(module, name)
+            found[id(place.space), name] = place, RULES[name]
     return [*found.values()]
 
 
@@ -152,7 +160,9 @@ def _seen(original: Callable[..., Any], rule: MixerRule, running: "Sequence[_Mix
             context: Tensor = found[0] if several else found
             return rule.by_head(context)
 
-        context = rule.as_called(running[-1].mixed(lambda: rule.read(arguments), own)).contiguous()
+        mixing = running[-1]
+        given = {**arguments, "module": mixing.module}
+        context = rule.as_called(mixing.mixed(lambda: rule.read(given), own)).contiguous()
         context = gated_by(context, gate).to(arguments[rule.values].dtype)
         if rule.returns_state and not rest:
             rest = [None]
@@ -198,10 +208,11 @@ class _Mixing:
     """The projection of lightning attention."""
 
     def __init__(
-        self, module: nn.Module, layer: LayerKey, attention_pass: AttentionPass, attention_mask: Tensor | None
-    ) -> None:
+        self, module: nn.Module, layer: LayerKey, attention_pass: AttentionPass, attention_mask: Tensor | None,
+        state_widths: dict[nn.Module, int],
+    ) -> None:  # fmt: skip
         self.module, self.attention_mask = module, attention_mask
-        self._layer, self._pass = layer, attention_pass
+        self._layer, self._pass, self._state_widths = layer, attention_pass, state_widths
 
     @property
     def heads(self) -> int:
@@ -209,7 +220,7 @@ class _Mixing:
         module: Any = self.module
         return int(module.num_attention_heads)
 
-    def mixed(self, read: Callable[[], Recurrence], own: Callable[[Tensor | None], Tensor]) -> Tensor:
+    def mixed(self, read: Callable[[], Mixing], own: Callable[[Tensor | None], Tensor]) -> Tensor:
         """Answer for a mixed output ``[B, H, L, V]``, and return that to go on with.
 
         ``own`` computes it by the model's code, of other values if these are given.
@@ -217,17 +228,16 @@ class _Mixing:
         attention_pass, task = self._pass, self._pass.task(self._layer)
         if not (task.asks or attention_pass.notes(self._layer)):
             return own(None)
-        recurrence = read()
-        batch, heads, length, width = recurrence.v.shape
+        mixing = read()
+        self._state_widths[self.module] = mixing.state_width
+        batch, heads, length, width = mixing.v.shape
         layer = SeenLayer(self._layer, Sight("softmax", 0, heads, heads, width, square=True), attention_pass)
         if layer.needs_weights:
-            made = recurrence.weights()
+            made = mixing.weights()
             weights = layer.weights(made)
         else:
-            made = weights = layer.without_weights(recurrence.v, (batch, heads, length, length))
-        v = layer.values(recurrence.v)
-        if weights is not made:
-            context = product(weights, v.to(weights.dtype))
-        else:
-            context = own(None if v is recurrence.v else v)
-        return layer.context(context)
+            made = weights = layer.without_weights(mixing.v, (batch, heads, length, length))
+        v = layer.values(mixing.v)
+        if weights is made:
+            return layer.context(own(None if v is mixing.v else v))
+        return layer.context(product(weights, v.to(weights.dtype)))

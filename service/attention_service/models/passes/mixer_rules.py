@@ -6,17 +6,47 @@ Notation as in ``core.methods.recurrence``; N are the numbers of a state for eac
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import logsigmoid, silu, softplus
 
 from attention_contract.schemas.models import LayerKind
 from attention_service.core.methods.linear import recurrent_context, recurrent_weights
 
 _EPSILON: Final = 1e-6
 """The ε of the normalization of queries and keys, in every rule that has it."""
+
+
+class Mixing(Protocol):
+    """One mixing of tokens that is linear in its values, over one text from its start."""
+
+    @property
+    def v(self) -> Tensor:
+        """The values ``[B, H, L, V]``."""
+
+    @property
+    def state_width(self) -> int:
+        """The numbers of the running state for each value."""
+
+    def weights(self) -> Tensor:
+        """Compute M ``[B, H, L, L]``, the lower triangular matrix with o = M·v, in float32 or wider."""
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """A mixing whose weights have a formula over pairs of tokens."""
+
+    v: Tensor
+    """``[B, H, L, V]``"""
+    state_width: int
+    formula: Callable[[], Tensor]
+
+    def weights(self) -> Tensor:
+        """Compute M ``[B, H, L, L]``, the lower triangular matrix with o = M·v, in float32 or wider."""
+        return self.formula()
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +66,11 @@ class Recurrence:
     skip: Tensor | None = None
     """d ``[H]``; None for 0."""
 
+    @property
+    def state_width(self) -> int:
+        """N."""
+        return self.k.shape[3]
+
     def weights(self) -> Tensor:
         """Compute M ``[B, H, L, L]``, the lower triangular matrix with o = M·v, in float32 or wider."""
         found = recurrent_weights(self.q, self.k, self.log_gate, self.beta)
@@ -52,15 +87,17 @@ class Recurrence:
 
 
 class MixerRule(NamedTuple):
-    """One rule: a function that the forward of a layer calls."""
+    """One rule: a function, or a module, that the forward of a layer calls."""
 
     kind: LayerKind
     values: str
     """The argument with the values."""
-    read: Callable[[Mapping[str, Any]], Recurrence]
-    """Reads the arguments by their names."""
+    read: Callable[[Mapping[str, Any]], Mixing]
+    """Reads the arguments by their names, and the module that runs as ``module``."""
     order: tuple[int, ...] = (0, 2, 1, 3)
-    """The dimensions of values and of the result in the order ``[B, H, L, V]``."""
+    """The dimensions of values and of the result in the order ``[B, H, L, V]``, or ``[B, H, L]`` of single numbers."""
+    method: str | None = None
+    """The method that computes it, of a module; None for a function."""
     gate: str | None = None
     """The argument by whose silu the result is multiplied, behind the mixed output."""
     returns_state: bool = False
@@ -70,11 +107,11 @@ class MixerRule(NamedTuple):
 
     def by_head(self, x: Tensor) -> Tensor:
         """Values, or a result, as ``[B, H, L, V]``."""
-        return x[..., None] if len(self.order) == 3 else x.permute(self.order)
+        return x.permute(self.order)[..., None] if len(self.order) == 3 else x.permute(self.order)
 
     def as_called(self, x: Tensor) -> Tensor:
         """The same of ``[B, H, L, V]`` as the code has them."""
-        return x[..., 0] if len(self.order) == 3 else x.permute(self.order)
+        return (x[..., 0] if len(self.order) == 3 else x).permute(self.order)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -133,13 +170,67 @@ def _mamba(arguments: Mapping[str, Any]) -> Recurrence:
     )  # fmt: skip
 
 
+def _rwkv(arguments: Mapping[str, Any]) -> Formula:
+    """Read the fading average of RWKV: a softmax of keys less the decay since, by channel. Source: Peng et al. 2023."""
+    k, v = (_wide(arguments[name]).transpose(1, 2) for name in ("key", "value"))  # [B, C, L]
+    decay, bonus = (_wide(arguments[name]) for name in ("time_decay", "time_first"))
+
+    def weights() -> Tensor:
+        at = torch.arange(k.shape[2], device=k.device)
+        since = (at[:, None] - at - 1).to(k.dtype)
+        scores = k[:, :, None] - decay.exp()[:, None, None] * since.clamp_min(0)
+        scores = scores + bonus[:, None, None] * (since < 0)
+        return scores.masked_fill(at > at[:, None], -torch.inf).softmax(-1)
+
+    return Formula(v[..., None], 3, weights)
+
+
+def _rg_lru(arguments: Mapping[str, Any]) -> Formula:
+    """Read a real-gated linear recurrent unit, with one decay a channel. Source: De et al. 2024, section 2.4."""
+    v = _wide(arguments["hidden_states"]).transpose(1, 2)  # [B, C, L]
+    reset = arguments["reset"].transpose(1, 2)  # [B, 1, L]
+    return Formula(v[..., None], 1, partial(_faded, _wide(arguments["recurrent_gate"]).transpose(1, 2), reset))
+
+
+def _faded(gate: Tensor, reset: Tensor) -> Tensor:
+    """The products of the gates ``[B, C, L]`` behind token j up to i; 0 over a reset."""
+    logs, turns = gate.masked_fill(reset, 1).log().cumsum(2), reset.cumsum(2)
+    fading = logs[..., None] - logs[:, :, None]
+    apart = torch.ones_like(fading, dtype=torch.bool).triu(1) | (turns[..., None] != turns[:, :, None])
+    found: Tensor = fading.masked_fill(apart, -torch.inf).exp()
+    return found
+
+
+def _mlstm(arguments: Mapping[str, Any]) -> Formula:
+    """Read an LSTM with a matrix memory. Source: Beck et al. 2024, section 2.3; its ε is that of the code."""
+    epsilon = arguments["module"].config.eps
+    q, k, v, begin, forget = (_wide(arguments[name]) for name in ("query", "key", "value", "igate", "fgate"))
+
+    def weights() -> Tensor:
+        faded = logsigmoid(forget).cumsum(2)  # [B, H, L]
+        logs = faded[..., None] - faded[:, :, None] + begin[:, :, None]
+        logs = logs.masked_fill(torch.ones_like(logs, dtype=torch.bool).triu(1), -torch.inf)
+        largest = torch.maximum(logs.amax(3), faded)  # that of an empty state is 0
+        pairs = q @ k.mT * q.shape[3] ** -0.5 * (logs - largest[..., None]).exp()
+        total: Tensor = torch.maximum(pairs.sum(3).abs(), (-largest).exp()) + epsilon
+        found: Tensor = pairs / total[..., None]
+        return found
+
+    return Formula(v, k.shape[3] + 1, weights)
+
+
 RULES: Final[Mapping[str, MixerRule]] = {
     "torch_chunk_gated_delta_rule": MixerRule("linear", "value", _delta, returns_state=True),
     "chunk_kimi_delta_attention": MixerRule("linear", "value", _delta, returns_state=True),
     "mamba2_chunk_scan": MixerRule("state_space", "hidden_states", _mamba2),
-    "mamba_selective_scan": MixerRule("state_space", "hidden_states", _mamba, (0, 1, 2), "z", by_channel=True),
+    "mamba_selective_scan": MixerRule("state_space", "hidden_states", _mamba, (0, 1, 2), gate="z", by_channel=True),
+    "rwkv_linear_attention": MixerRule("linear", "value", _rwkv, (0, 2, 1), returns_state=True, by_channel=True),
+    "rg_lru": MixerRule(
+        "state_space", "hidden_states", _rg_lru, (0, 2, 1), "_rnn_scan", returns_state=True, by_channel=True
+    ),
+    "mlstm_backend": MixerRule("linear", "value", _mlstm, (0, 1, 2, 3), "forward", returns_state=True),
 }
-"""The rules by the name of their function in a modeling file."""
+"""The rules by the name of their function in a modeling file, or of a module inside the layer's."""
 
 
 def rule_name(module: nn.Module) -> str | None:
@@ -147,7 +238,26 @@ def rule_name(module: nn.Module) -> str | None:
     if getattr(module, "n_mamba_heads", 1) > 1:  # it calls the rule for each of them
         return None
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return next((name for name in getattr(code, "co_names", ()) if name in RULES), None)
+    names = (name for name in getattr(code, "co_names", ()) if name in RULES)
+    return next((name for name in names if RULES[name].method is None or hasattr(module, name)), None)
+
+
+class Place(NamedTuple):
+    """The names among which the function of a rule stands."""
+
+    space: dict[str, Any]
+    name: str
+    function: Callable[..., Any]
+
+
+def place_of(module: nn.Module, name: str) -> Place:
+    """The function that a module calls by the name of a rule."""
+    method = RULES[name].method
+    if method is None:
+        space = inspect.unwrap(type(module).forward).__globals__
+        return Place(space, name, space[name])
+    inner = getattr(module, name)
+    return Place(vars(inner), method, getattr(inner, method))
 
 
 def is_lightning(module: nn.Module) -> bool:

@@ -150,6 +150,8 @@ def _note(outputs: dict[int, Any], index: int, _: nn.Module, __: Any, output: An
 
 def _stack(model: nn.Module, places: Sequence[AttentionPlace]) -> list[nn.Module]:
     """The layers of the one list that has all attentions of a model, each layer one; none if there is no such list."""
+    if not places:
+        return []
     layers = [place.layer for place in places]
     own = [place.module for place in places]
     if len({*map(id, layers)}) < len(layers) or len({*map(id, own)}) < len(own) or any(map(_is_moved, places)):

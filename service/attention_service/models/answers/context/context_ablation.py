@@ -24,8 +24,7 @@ def joins(loaded: LoadedModel, plan: ContextPlan) -> bool:
     No trial has shown that texts of an observed attention do not change each other, nor that layers which mix tokens
     without keys pass over padding.
     """
-    mixes = {place.mixes for place in loaded.places.values()} - {"attention"}
-    if mixes or model_info(loaded)["unseen"]:
+    if loaded.implicit or model_info(loaded)["unseen"]:
         return False
     computed = loaded.attention.way == "computed" and not set(plan.inputs.arguments) - _ARGUMENTS
     return computed and all(place.keys_of == "tokens" for place in plan.places)

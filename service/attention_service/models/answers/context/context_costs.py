@@ -92,7 +92,7 @@ def _stages(
             "gradient", int(times * one.flops), one.bytes * (1 + sizes.sentences),
             one.peak_bytes + costs.memory.graph_bytes(1, length), times * one.predicted_ms, 1 + sizes.sentences,
         )  # fmt: skip
-    heads = max(place.widths.heads for place in loaded.places.values())
+    heads = max((place.widths.heads for place in loaded.places.values()), default=0)
     yield Stage(
         "attention", one.flops, one.bytes, one.peak_bytes + _WEIGHTS * 4 * heads * answer * length, one.predicted_ms
     )

@@ -237,7 +237,8 @@ def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextP
     wanted: dict[Any, str] = {name: f"return.{index}" for index, name in enumerate(request.return_)}
     for name in ("attention", "lookback"):
         if name in wanted and not any(place.taps is None or "weights" in place.taps for place in plan.places):
-            raise InvalidRequest.at(wanted[name], f"no layer shows the weights of a text; leave {name} out of return")
+            why = "no layer shows the weights of a text" if loaded.places else loaded.without_attention
+            raise InvalidRequest.at(wanted[name], f"{why}; leave {name} out of return")
     if "hidden" in wanted:
         for place in plan.places:
             if place.keys != "text" or place.keys_of != "tokens":
@@ -248,7 +249,7 @@ def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextP
                 )
             if place.taps is not None:
                 place.check_tap("weights", wanted["hidden"])
-        others = {each.mixes for each in loaded.places.values() if each.mixes != "attention"}
+        others = {each.mixes for each in loaded.implicit.values()}
         if unseen := [*model_info(loaded)["unseen"], *sorted(others)]:
             raise InvalidRequest.at(
                 wanted["hidden"],

@@ -85,7 +85,7 @@ def plan_lens(
     """Check a request. Raises InvalidRequest that names the field at fault."""
     if request.layers == "all":
         request = request.model_copy(update={"layers": [*stream.places]})
-    checked = check_request(loaded, request)
+    checked = check_request(loaded, request, lambda place: place.key in stream.places)
     for index, place in enumerate(checked.places):
         if place.key not in stream.places:
             raise InvalidRequest.at(
@@ -140,7 +140,7 @@ class LensRun:
         """Run the model and read its states."""
         loaded, plan = self._loaded, self._plan
         arguments = plan.checked.inputs.arguments
-        with LayerStates(loaded.places.values(), self._asking).reading((), output=False, hidden=False), self._holding():
+        with LayerStates(loaded.all_places, self._asking).reading((), output=False, hidden=False), self._holding():
             loaded.run(arguments, self._asking, logits=torch.tensor([0]))
         fields: dict[str, Any] = {"layers": [self._layer(place) for place in plan.checked.places]}
         if plan.tells_rest:
@@ -164,7 +164,7 @@ class LensRun:
     @contextmanager
     def _holding(self) -> Iterator[None]:
         """Keep the states that are to be read, at their positions, until the block ends."""
-        stream, plan, places = self._stream, self._plan, self._loaded.places.values()
+        stream, plan, places = self._stream, self._plan, self._loaded.all_places
         given: list[nn.Module] = []
         made: list[nn.Module] = []
         if plan.by_part:
@@ -348,7 +348,7 @@ class LensRun:
 
 def _edits(loaded: LoadedModel, checked: CheckedRequest) -> dict[LayerKey, LayerTask]:
     """The edits of the request as tasks of its pass."""
-    places = {key: loaded.places[key] for key in checked.edits}
+    places = {key: loaded.place_of(key) for key in checked.edits}
     return {
         place.key: LayerTask(edits=checked.edits[key], key_mask=checked.keys(place).mask)
         for key, place in places.items()

@@ -91,7 +91,7 @@ class Readout:
 
 def every_layer(loaded: LoadedModel) -> Sequence[nn.Module]:
     """Return the layers of every stack that reads tokens, in the order in which they are listed."""
-    stacks = dict.fromkeys(each for place in loaded.places.values() if (each := list_of(loaded, place.layer)))
+    stacks = dict.fromkeys(each for place in loaded.all_places if (each := list_of(loaded, place.layer)))
     return [layer for stack in stacks for layer in stack]
 
 

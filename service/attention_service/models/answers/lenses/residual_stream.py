@@ -84,7 +84,7 @@ class ResidualStream:
     readout: Readout
     layers: Sequence[nn.Module]
     places: Mapping[LayerKey, AttentionPlace]
-    """Its attentions."""
+    """Its attentions, and its layers with implicit weights."""
     branches: Mapping[LayerKey, Branch] = field(default_factory=dict)
     unembedding: Unembedding | None = None
     without_parts: str = ""
@@ -136,7 +136,7 @@ def find_stream(loaded: LoadedModel) -> ResidualStream:
     name = type(loaded.model).__name__
     check_predicts_next(loaded, "kind")
     wanted = "target" if loaded.reader.pairs else "text"
-    places = {place.key: place for place in loaded.places.values() if place.queries == wanted}
+    places = {place.key: place for place in loaded.all_places if place.queries == wanted}
     stack = next((each for place in places.values() if (each := list_of(loaded, place.layer)) is not None), None)
     if stack is None:
         raise InvalidRequest.at("kind", f"the layers of {name} that read the text are in no list")

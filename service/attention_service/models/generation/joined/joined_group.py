@@ -64,7 +64,7 @@ class JoinedGroup:
                 self.remove(text, give_back=True)
         missing = []
         for text in wanted:
-            past = text.state["past_key_values"]
+            past = text.past
             if id(past) in self._by_past or text.fault is not None:
                 continue
             try:
@@ -76,7 +76,7 @@ class JoinedGroup:
 
     def remove(self, text: RunningText, *, give_back: bool) -> None:
         """Let a text go; ``give_back``: it goes on elsewhere, or has the fault by which it cannot."""
-        past: Any = text.state.get("past_key_values")
+        past = text.past
         if self._by_past.pop(id(past), None) is not None:
             try:
                 self.past.remove(past, give_back=give_back)
@@ -99,7 +99,7 @@ class JoinedGroup:
         if offsets:
             seen = torch.tensor(past.lengths, device=device)[:, None]
             arguments["position_ids"] = torch.cat(offsets, -2) + seen
-        output = self._model(**arguments, past_key_values=past, return_dict=True)
+        output = self._model(**arguments, **{texts[0].past_name: past}, return_dict=True)
         logits: Tensor = output.logits[:, -1].to(torch.float32, copy=True)
         return logits
 
@@ -114,7 +114,7 @@ class JoinedGroup:
 
 def try_joining(loaded: LoadedModel, attention: Decoding) -> Joining:
     """Run short texts alone and joined, and compare their logits."""
-    if loaded.attention.way == "observed":
+    if loaded.attention.way == "observed" and loaded.places:
         return Joining(unlike=False, alike=False, reason="it computes its attention itself")
     reason: str | None = None
     for alike in (False, True):
@@ -123,9 +123,7 @@ def try_joining(loaded: LoadedModel, attention: Decoding) -> Joining:
             texts = [_prompted(loaded, attention, ids) for ids in chosen]
             if (why := texts[0].sharing.reason) is not None:
                 return Joining(unlike=False, alike=False, reason=why)
-            states = any(
-                isinstance(each, LinearAttentionCacheLayerMixin) for each in texts[0].state["past_key_values"].layers
-            )
+            states = any(isinstance(each, LinearAttentionCacheLayerMixin) for each in texts[0].past.layers)
             differs, handed_on = _difference(loaded, attention, texts, chosen)
         except Exception as fault:
             reason = reason or f"a trial failed: {type(fault).__name__}: {str(fault).partition(chr(10))[0][:200]}"

@@ -14,7 +14,7 @@ from attention_service.models.generation.running_text import RunningText
 
 def reads_together(text: RunningText) -> bool:
     """True if a text's past may be cut out of that of a batch, and nothing is asked of the passes over its prompt."""
-    past = text.state.get("past_key_values")
+    past = text.past
     if text.alone or text.seen or text.edits or text.look is not None or not text.reads_tokens_alone:
         return False
     most = 2 * len(text.ids)  # the longest of a batch
@@ -49,8 +49,8 @@ def read_together(model: Any, attention: Decoding, texts: Sequence[RunningText])
     longest = max(texts, key=lambda text: len(text.ids))
     width, device = len(longest.ids), model.device
     ids = [[*text.ids, *text.ids[-1:] * (width - len(text.ids))] for text in texts]
-    past = copy.deepcopy(longest.state["past_key_values"])
-    arguments = longest.prompt_inputs(range(width), whole=True) | {"past_key_values": past}
+    past = copy.deepcopy(longest.past)
+    arguments = longest.prompt_inputs(range(width), whole=True) | {longest.past_name: past}
     arguments["input_ids"] = torch.tensor(ids, device=device)
     if (positions := arguments.get("position_ids")) is not None:
         arguments["position_ids"] = positions.expand(*positions.shape[:-2], len(texts), -1)
@@ -63,7 +63,7 @@ def read_together(model: Any, attention: Decoding, texts: Sequence[RunningText])
         logits = model(**arguments, return_dict=True).logits
     found = []
     for row, text in enumerate(texts):
-        for own, whole in zip(text.state["past_key_values"].layers, past.layers, strict=True):
+        for own, whole in zip(text.past.layers, past.layers, strict=True):
             if whole.is_initialized:
                 cut(own, whole, row, len(text.ids))
         text.advance({})

@@ -26,7 +26,7 @@ from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.joined.joined_group import JoinedGroup
-from attention_service.models.generation.joined.joined_past import Slab
+from attention_service.models.generation.joined.text_slabs import Slab
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.turns import lines_of
 

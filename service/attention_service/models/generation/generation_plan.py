@@ -17,7 +17,7 @@ from attention_contract.schemas.prompts import ImageBytes, images_in, sounds_in
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.models.costs.implicit_costs import state_bytes
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
-from attention_service.models.generation.joined.joined_past import ROWS_OF_TEXTS, slab_places
+from attention_service.models.generation.joined.text_slabs import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.sampling import CHAT_TOKENS, Sampling, TextRequest
 from attention_service.models.inputs.conversations import ChatForm, messages_of
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack

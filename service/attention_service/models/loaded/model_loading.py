@@ -1,45 +1,44 @@
 """A model and its tokenizer from a folder. Nothing is fetched, unpickled, or run that the folder brings."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import psutil
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch.nn import init
 from transformers import (
     AutoConfig,
-    AutoFeatureExtractor,
-    AutoImageProcessor,
     AutoModel,
-    AutoProcessor,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    ViTImageProcessorPil,
     modeling_utils,
 )
-from transformers.image_processing_base import ImageProcessingMixin
-from transformers.models.auto import auto_factory, processing_auto
+from transformers.models.auto import auto_factory
 from transformers.utils import logging
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES, torch_dtype_name
-from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
-from attention_service.models.gguf_facts import takes_of
+from attention_service.models.checkpoint_facts import beyond_the_model
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.input_kinds import HEARD_IN_TEXTS, PAIRS
 from attention_service.models.inputs.images.prompt_inputs import image_tokens
 from attention_service.models.inputs.images.tower_images import TowerImages
 from attention_service.models.inputs.model_limits import SOUND
+from attention_service.models.loaded.checkpoint_processors import (
+    FAULTS,
+    SAFE,
+    read_feature_extractor,
+    read_image_processor,
+    read_prompt_processor,
+    read_sound_processor,
+    read_tokenizer,
+    reason_of,
+)
 from attention_service.models.loaded.tower_loading import TowerFile, clean_texts, tower_config
 from attention_service.models.loaded.unpacked_file import UnpackedFile
 from attention_service.models.towers.opening import tower_of
@@ -55,28 +54,10 @@ from attention_service.modules.checkpoints.quantized_tensors import (
 
 VISION_HALVES: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
-_OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
-"""Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
-_FAULTS: Final = (
-    OSError,
-    ValueError,
-    ArithmeticError,
-    AssertionError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
-"""The errors of transformers for a folder that it cannot load."""
 _LOGGING: Final[Any] = logging  # its functions have no annotations
-_PROCESSORS: Final[Any] = processing_auto
 _MODELING: Final[Any] = modeling_utils
 _FACTORY: Final[Any] = auto_factory
 _INIT: Final[Any] = init
-_SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 
 
 class CheckpointParts(NamedTuple):
@@ -118,28 +99,28 @@ def load_checkpoint(
             reading.enter_context(_read_into_memory(folder, stored, tower))
             kind = _class_of(config)
             if kind.__name__.endswith(VISION_HALVES) and not isinstance(config, kind.config_class):
-                whole, config = config, kind.config_class.from_pretrained(folder, **_SAFE)
+                whole, config = config, kind.config_class.from_pretrained(folder, **SAFE)
                 config.projection_dim = getattr(whole, "projection_dim", None)
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             model, loading = kind.from_pretrained(
                 config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
-                ignore_mismatched_sizes=True, attn_implementation="eager", **_SAFE, **divided, **source,
+                ignore_mismatched_sizes=True, attn_implementation="eager", **SAFE, **divided, **source,
             )  # fmt: skip
-        except _FAULTS as fault:
-            first, _, rest = _reason(fault, folder).partition("\n")
+        except FAULTS as fault:
+            first, _, rest = reason_of(fault, folder).partition("\n")
             reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
             raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
-        tokenizer, unread = _tokenizer(folder, config)
+        tokenizer, unread = read_tokenizer(folder, config)
         hears = model.main_input_name in SOUND
-        processor = _feature_extractor(folder) if hears else _image_processor(folder)
+        processor = read_feature_extractor(folder) if hears else read_image_processor(folder)
         if tower is not None:
             processor = TowerImages(tower.images)
             if tower.cleans and tokenizer is not None and tokenizer.is_fast:
                 clean_texts(tokenizer)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
-            processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
+            processor = read_prompt_processor(folder, config.model_type, tokenizer, processor)
         elif tokenizer is not None and config.model_type in HEARD_IN_TEXTS:
-            processor = _sound_processor(folder)
+            processor = read_sound_processor(folder)
     if loading["mismatched_keys"]:
         reason = _mismatch(sorted(loading["mismatched_keys"])[0], config.to_dict())
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}")
@@ -178,10 +159,10 @@ def take_quantization(config: Any) -> QuantizedForm | None:
 def _opened(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The config of a checkpoint, and the arguments by which transformers finds its tensors. ``folder``: or a file."""
     if folder.suffix != GGUF:
-        return AutoConfig.from_pretrained(folder, **_SAFE), {"pretrained_model_name_or_path": folder}
+        return AutoConfig.from_pretrained(folder, **SAFE), {"pretrained_model_name_or_path": folder}
     from attention_service.models.loaded import gguf_loading  # noqa: PLC0415  # the extra gguf
 
-    config = AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name, **_SAFE)
+    config = AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name, **SAFE)
     source = {"pretrained_model_name_or_path": folder.parent, **gguf_loading.gguf_options(folder)}
     return gguf_loading.with_metadata(config, read_header(folder), folder), source
 
@@ -210,13 +191,6 @@ def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[s
     return f"{name} has shape {stored} in its file, and config.json asks for {wanted}{says}"
 
 
-def _reason(fault: Exception, folder: Path) -> str:
-    reason = str(fault).strip()
-    if not reason or isinstance(fault, KeyError):  # a key alone
-        reason = f"{type(fault).__name__} {reason}".strip()
-    return reason.replace(str(folder), folder.name)
-
-
 def places_of_parts(model: PreTrainedModel) -> list[str]:
     """The devices, and ``disk``, over which a model is divided; none if it is on one device."""
     return [*dict.fromkeys(map(str, getattr(model, "hf_device_map", {}).values()))]
@@ -239,73 +213,6 @@ def _class_of(config: Any) -> Any:
         names = [name.removesuffix("Model") + end for end in VISION_HALVES]
     named = next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel
-
-
-def _tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase | None, str | None]:
-    """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
-    own = folder.suffix == GGUF
-    if own and not takes_of(read_header(folder)):
-        return None, None
-    try:
-        if not own:
-            return AutoTokenizer.from_pretrained(folder, config=config, **_SAFE), None
-        with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside the file
-            Path(alone, folder.name).symlink_to(folder.resolve())
-            return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **_SAFE), None
-    except Exception as fault:  # the package tokenizers raises no other class
-        if not (own or has_tokenizer(folder)):
-            return None, None
-        reason = " ".join(_reason(fault, folder).split())
-        return None, f"{type(fault).__name__}: {reason}"[:400]
-
-
-def _image_processor(folder: Path) -> Any:
-    """The checkpoint's image processor, by Pillow; None without one."""
-    try:
-        facts, _ = ImageProcessingMixin.get_image_processor_dict(folder, **_SAFE)
-        own = _OWN_PILLOW.get(facts.get("image_processor_type", "").removesuffix("Fast"))
-        auto: Any = AutoImageProcessor  # has no annotations
-        return own(**facts) if own is not None else auto.from_pretrained(folder, backend="pil", **_SAFE)
-    except _FAULTS:
-        return None
-
-
-def _feature_extractor(folder: Path) -> Any:
-    """The checkpoint's feature extractor of sounds; None without one."""
-    try:
-        auto: Any = AutoFeatureExtractor  # has no annotations
-        return auto.from_pretrained(folder, **_SAFE)
-    except _FAULTS:
-        return None
-
-
-def _prompt_processor(folder: Path, kind: str, tokenizer: Any, images: Any) -> Any:
-    """The checkpoint's processor of text with images; None without one that runs with Pillow alone."""
-    try:
-        whole = image_only(getattr(transformers, _PROCESSORS.PROCESSOR_MAPPING_NAMES[kind]))
-        facts, _ = whole.get_processor_dict(folder, **_SAFE)
-        given = {"image_processor": images, "tokenizer": tokenizer}
-        return whole.from_args_and_dict([given.get(name) for name in whole.get_attributes()], facts)
-    except _FAULTS:
-        return None
-
-
-def _sound_processor(folder: Path) -> Any:
-    """The checkpoint's processor of text with sounds; None without one."""
-    try:
-        auto: Any = AutoProcessor  # has no annotations
-        found = auto.from_pretrained(folder, **_SAFE)
-    except _FAULTS:
-        return None
-    return found if getattr(found, "feature_extractor", None) is not None else None
-
-
-def image_only(whole: Any) -> Any:
-    """The class of a processor, which takes None in the place of a processor of videos: that needs torchvision."""
-    module: Any = sys.modules[whole.__module__]
-    if hasattr(module, "num2words"):  # writes numbers of a video's frames
-        module.num2words = module.num2words or str
-    return type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda *_: None})
 
 
 @contextmanager

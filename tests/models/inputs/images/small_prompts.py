@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 
+from attention_service.models.loaded.checkpoint_processors import image_only
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.model_loading import image_only
 from attention_service.runtime.device.torch_device import Device
 
 WORDS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]", "what", "is", "on", "the", "mat", "user", "assistant", ":", "a", "cat")

@@ -1,0 +1,119 @@
+"""The tokenizer of a checkpoint, and its processors of images, sounds and prompts, as transformers reads them."""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    ViTImageProcessorPil,
+)
+from transformers.image_processing_base import ImageProcessingMixin
+from transformers.models.auto import processing_auto
+
+from attention_service.models.checkpoint_facts import has_tokenizer
+from attention_service.models.gguf_facts import takes_of
+from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
+
+FAULTS: Final = (
+    OSError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""The errors of transformers for a folder that it cannot load."""
+SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
+"""Arguments by which transformers neither downloads nor runs code of the checkpoint."""
+_OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
+"""Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
+_PROCESSORS: Final[Any] = processing_auto
+
+
+def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase | None, str | None]:
+    """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
+    own = folder.suffix == GGUF
+    if own and not takes_of(read_header(folder)):
+        return None, None
+    try:
+        if not own:
+            return AutoTokenizer.from_pretrained(folder, config=config, **SAFE), None
+        with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside the file
+            Path(alone, folder.name).symlink_to(folder.resolve())
+            return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **SAFE), None
+    except Exception as fault:  # the package tokenizers raises no other class
+        if not (own or has_tokenizer(folder)):
+            return None, None
+        reason = " ".join(reason_of(fault, folder).split())
+        return None, f"{type(fault).__name__}: {reason}"[:400]
+
+
+def read_image_processor(folder: Path) -> Any:
+    """The checkpoint's image processor, by Pillow; None without one."""
+    try:
+        facts, _ = ImageProcessingMixin.get_image_processor_dict(folder, **SAFE)
+        own = _OWN_PILLOW.get(facts.get("image_processor_type", "").removesuffix("Fast"))
+        auto: Any = AutoImageProcessor  # has no annotations
+        return own(**facts) if own is not None else auto.from_pretrained(folder, backend="pil", **SAFE)
+    except FAULTS:
+        return None
+
+
+def read_feature_extractor(folder: Path) -> Any:
+    """The checkpoint's feature extractor of sounds; None without one."""
+    try:
+        auto: Any = AutoFeatureExtractor  # has no annotations
+        return auto.from_pretrained(folder, **SAFE)
+    except FAULTS:
+        return None
+
+
+def read_prompt_processor(folder: Path, kind: str, tokenizer: Any, images: Any) -> Any:
+    """The checkpoint's processor of text with images; None without one that runs with Pillow alone."""
+    try:
+        whole = image_only(getattr(transformers, _PROCESSORS.PROCESSOR_MAPPING_NAMES[kind]))
+        facts, _ = whole.get_processor_dict(folder, **SAFE)
+        given = {"image_processor": images, "tokenizer": tokenizer}
+        return whole.from_args_and_dict([given.get(name) for name in whole.get_attributes()], facts)
+    except FAULTS:
+        return None
+
+
+def read_sound_processor(folder: Path) -> Any:
+    """The checkpoint's processor of text with sounds; None without one."""
+    try:
+        auto: Any = AutoProcessor  # has no annotations
+        found = auto.from_pretrained(folder, **SAFE)
+    except FAULTS:
+        return None
+    return found if getattr(found, "feature_extractor", None) is not None else None
+
+
+def image_only(whole: Any) -> Any:
+    """The class of a processor, which takes None in the place of a processor of videos: that needs torchvision."""
+    module: Any = sys.modules[whole.__module__]
+    if hasattr(module, "num2words"):  # writes numbers of a video's frames
+        module.num2words = module.num2words or str
+    return type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda *_: None})
+
+
+def reason_of(fault: Exception, folder: Path) -> str:
+    """The words of a fault, with the name of the folder alone."""
+    reason = str(fault).strip()
+    if not reason or isinstance(fault, KeyError):  # a key alone
+        reason = f"{type(fault).__name__} {reason}".strip()
+    return reason.replace(str(folder), folder.name)

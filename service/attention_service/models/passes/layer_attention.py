@@ -43,7 +43,7 @@ from attention_service.models.passes.module_taps import (
     ModuleTaps,
 )
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.operations.forward import tap_results
+from attention_service.runtime.operations.compute import tap_results
 from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel, least_bytes
 from attention_transformers.function_calls import RawAttentionInputs, attention_call
 from attention_transformers.model_layers import AttentionModule, LayerKey

@@ -26,7 +26,7 @@ from attention_service.models.passes.attention_pass import (
 from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.module_taps import NOTHING_BESIDE, ModuleTaps
 from attention_service.models.passes.own_functions import Sight, watching
-from attention_service.runtime.operations.forward import tap_results
+from attention_service.runtime.operations.compute import tap_results
 from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import AttentionModule, LayerKey
 

@@ -23,7 +23,7 @@ from attention_service.core.slices import on_gpu
 from attention_service.core.tensors import TORCH_DTYPES, are_finite, to_device, to_torch, torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.selection import as_tuple
-from attention_service.runtime.scheduling.operation import Uploaded
+from attention_service.runtime.scheduling.operation import Results, Uploaded
 
 Three = tuple[Tensor, Tensor, Tensor]
 _COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
@@ -256,3 +256,14 @@ def in_reply(tensor: Tensor, bound: BoundRequest, tap: str | None = None, dtype:
 def has_heads(tap: str, bound: BoundRequest) -> bool:
     """True if the second dimension of a tap is its heads."""
     return tap != "output" or (bound.module is None and not bound.layout.merged)
+
+
+def tap_results(bound: BoundRequest, taps: dict[str, Tensor], *, average_heads: bool) -> Results:
+    """Taps, without the output, as the reply has them."""
+    results: Results = {}
+    for tap, value in taps.items():
+        if tap == "weights" and average_heads:
+            results[tap] = in_reply(value.mean(dim=1), bound)
+        else:
+            results[tap] = in_reply(value, bound, tap)
+    return results

@@ -174,14 +174,14 @@ class Forward(Operation):
         phase("answer", "taps")
         results: Results = {}
         if attended.taps:
-            results = tap_results(bound, attended.taps, average_heads=request.average_heads)
+            results = compute.tap_results(bound, attended.taps, average_heads=request.average_heads)
         unedited = None
         if request.compare is not None:
             phase("attention without the edits", "unedited context", "unedited pairs")
             unedited = attend(problem, inner, self.selection, (), self.kernel)
             phase("differences", "differences")
             moved = {tap: _minus(x, unedited.taps[tap]) for tap, x in attended.taps.items()}
-            results["differences"] = tap_results(bound, moved, average_heads=request.average_heads)
+            results["differences"] = compute.tap_results(bound, moved, average_heads=request.average_heads)
             unedited.taps.clear()
         for name, x in attended.state.items():
             results[name] = compute.in_reply(x, bound, "k", accumulated(bound))
@@ -326,14 +326,3 @@ def dropout_results(bound: BoundRequest, request: TapsRequest, problem: Problem,
     if not returns_mask(request):
         return {}
     return {"dropout_mask": compute.in_reply(kept_weights(problem, selection), bound, "weights")}
-
-
-def tap_results(bound: BoundRequest, taps: dict[str, Tensor], *, average_heads: bool) -> Results:
-    """Taps, without the output, as the reply has them."""
-    results: Results = {}
-    for tap, value in taps.items():
-        if tap == "weights" and average_heads:
-            results[tap] = compute.in_reply(value.mean(dim=1), bound)
-        else:
-            results[tap] = compute.in_reply(value, bound, tap)
-    return results

@@ -40,7 +40,7 @@ from attention_service.runtime.operations.differentiation import (
     tap_of,
     tap_upstream,
 )
-from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
+from attention_service.runtime.operations.forward import dropout_results, returns_mask
 from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
 from attention_service.runtime.planning.planner import (
     Question,
@@ -281,7 +281,7 @@ class Gradients(Operation):
             with torch.no_grad():
                 problem = compute.problem(bound, tensors, uploaded.parameters)
                 taps = attend(problem, inner, self.selection, edits, self.kernel).taps if inner else {}
-            results |= tap_results(bound, taps, average_heads=request.average_heads)
+            results |= compute.tap_results(bound, taps, average_heads=request.average_heads)
             results |= dropout_results(bound, request, problem, self.selection)
         if request.check:
             phase("check", "graph", "pairs")

@@ -45,7 +45,7 @@ from attention_service.runtime.binding.selection import (
 )
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import joining_of, tap_results
+from attention_service.runtime.operations.forward import joining_of
 from attention_service.runtime.planning.planner import (
     Question,
     Rehearsed,
@@ -174,10 +174,10 @@ class Inspection(Operation):
         if request.return_weights:
             phase("weights", "weights")
             weights = tiled.whole if keep else weights_by(self.selection)
-            results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
+            results |= compute.tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
             if unedited is not None:
                 moved = {"weights": weights - unedited(self.selection)}
-                results["differences"] |= tap_results(bound, moved, average_heads=request.average_heads)
+                results["differences"] |= compute.tap_results(bound, moved, average_heads=request.average_heads)
         return results
 
     def _with_weights(self, problem: Problem, edits: Sequence[BoundEdit]) -> tuple[Problem, Problem]:

@@ -9,8 +9,8 @@ Owners and writes are those of ``recording_store``: a file never changes, and a 
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from attention_contract.json_reading import from_json
 from attention_contract.schemas.analyses.lenses import LensFacts, LensInfo, LensList
 from attention_contract.validation import validate
 from attention_service.modules.recording_files import RECORDING_ID, SUFFIX
-from attention_service.modules.store_files import locked, make_folder, refusal, remove_staged, staged_file, sync
+from attention_service.modules.store_files import locked_folder, make_folder, refusal, remove_staged, staged_file, sync
 
 _OWNED: Final = "of"
 _ENTRY: Final = "lens"
@@ -80,7 +80,7 @@ class LensStore:
             )  # fmt: skip
         folder = self._folders(owner)[0]
         try:
-            with self._locked():
+            with locked_folder(self._folder):
                 held, own = (sum(map(_bytes, self._files(whose))) for whose in (None, owner))
                 if held + size > self.limit:
                     raise StoreFull(
@@ -111,7 +111,7 @@ class LensStore:
     def clean(self) -> None:
         """Remove the leftovers of crashes."""
         if self._folder.is_dir():
-            with self._locked():
+            with locked_folder(self._folder):
                 remove_staged(self._folder)
 
     def _files(self, owner: str | None) -> list[Path]:
@@ -127,12 +127,6 @@ class LensStore:
         if owner is not None:
             return [self._folder / _OWNED / owner]
         return [self._folder, *sorted((self._folder / _OWNED).glob("*"))]
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        make_folder(self._folder)
-        with locked(self._folder):
-            yield
 
 
 def _described(path: Path) -> LensInfo:

@@ -51,7 +51,15 @@ from attention_service.modules.recording_files import (
     recordings_in,
     summary,
 )
-from attention_service.modules.store_files import locked, make_folder, reason, refusal, remove_staged, staged_file, sync
+from attention_service.modules.store_files import (
+    locked_folder,
+    make_folder,
+    reason,
+    refusal,
+    remove_staged,
+    staged_file,
+    sync,
+)
 
 _OWNED: Final = "of"
 """The folder of the recordings that belong to one owner each."""
@@ -172,7 +180,7 @@ class RecordingStore:
             )
         path = self._folders(owner)[0] / f"{content_id(recording, owner)}{SUFFIX}"
         try:
-            with self._locked():
+            with locked_folder(self._folder):
                 if (stored := self._stored(path)) is not None:
                     return stored
                 try:
@@ -247,14 +255,8 @@ class RecordingStore:
         """Remove the leftovers of crashes."""
         if not self._folder.is_dir():
             return
-        with self._locked():
+        with locked_folder(self._folder):
             remove_staged(self._folder)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        make_folder(self._folder)
-        with locked(self._folder):
-            yield
 
 
 def _bytes(path: Path) -> int:

@@ -86,6 +86,14 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Make a folder unless there is one, and hold its lock. Raises OSError."""
+    make_folder(folder)
+    with locked(folder):
+        yield
+
+
 def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file of at most ``limit`` bytes. Raises OSError for any other."""
     descriptor = _open_regular(path, limit)

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from attention_contract.operations import KeyScope, Scopes
 from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.audit import note
-from attention_service.modules.store_files import locked, make_folder, replace_file
+from attention_service.modules.store_files import locked_folder, replace_file
 from attention_service.runtime.callers import UNLIMITED, Caller
 from attention_service.settings import Settings
 
@@ -130,8 +130,7 @@ def shares_of(settings: Settings, budget: int) -> CallerLimits:
 def create_key(root: Path, name: str, scopes: Sequence[KeyScope], limits: CallerLimits = UNLIMITED) -> str:
     """Make a key, keep its hash and return it. Raises ValueError for a name that is taken or not fit."""
     key = PREFIX + secrets.token_urlsafe(32)
-    make_folder(root)
-    with locked(root):
+    with locked_folder(root):
         keys = read_keys(root)
         if any(each.name == name for each in keys):
             raise ValueError(f"there is a key named {name!r}; revoke it first, or take another name")
@@ -148,8 +147,7 @@ def create_key(root: Path, name: str, scopes: Sequence[KeyScope], limits: Caller
 
 def revoke_key(root: Path, name: str) -> None:
     """Remove a key. Raises ValueError if there is none of this name."""
-    make_folder(root)
-    with locked(root):
+    with locked_folder(root):
         keys = read_keys(root)
         kept = [each for each in keys if each.name != name]
         if len(kept) == len(keys):

@@ -30,7 +30,7 @@ from attention_contract.errors import (
 )
 from attention_contract.schemas.server import SuggestedModel
 from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, check_fetched
-from attention_service.modules.store_files import locked, make_folder, reason, refusal, sync
+from attention_service.modules.store_files import locked, locked_folder, make_folder, reason, refusal, sync
 
 PATTERNS: Final = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Tensors, configs, templates and tokenizers. Pickled weights and Python files are not fetched."""
@@ -143,8 +143,7 @@ def fetch(
         return folder
     staged = root / f"{_STAGED}{secrets.token_hex(8)}"
     try:
-        make_folder(staged)
-        with locked(staged):  # `clean` of another process leaves it alone
+        with locked_folder(staged):  # `clean` of another process leaves it alone
             _download(repository, revision, staged, limit, progress or Progress(), claims or DiskClaims())
             shutil.rmtree(staged / ".cache", ignore_errors=True)  # the hub's notes on what is downloaded
             check_fetched(root, staged)

@@ -212,7 +212,7 @@ def rows(zoo):
 
 
 def rows_of(root):
-    return {each.id: each for each in all_with_adapters(root, listed(root))}
+    return {each.id: each for each in all_with_adapters(root, listed(root), {})}
 
 
 @pytest.mark.parametrize("name", ZOO)

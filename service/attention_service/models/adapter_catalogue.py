@@ -45,8 +45,8 @@ class AdapterFolder:
         if self.refused is not None:
             raise InvalidCheckpoint.at("adapter", f"{self.checkpoint} is no adapter of this server: {self.refused}")
 
-    def variant(self, base: ModelInfo, folder: Path) -> ModelInfo:
-        """Describe the base with the adapter. ``folder``: that of the base."""
+    def variant(self, base: ModelInfo, folder: Path, *, loaded: bool) -> ModelInfo:
+        """Describe the base with the adapter. ``folder``: that of the base; ``loaded``: its process has the adapter."""
         others = [
             f"{name} (that of the base is used)"
             for name in OF_TEXT
@@ -57,6 +57,8 @@ class AdapterFolder:
             "base": base.id, "adapter": self.name, "adapters": [], "refused": self.refused or base.refused,
             "left_out": [*base.left_out, *others],
         }  # fmt: skip
+        if base.state == "resident" and not loaded:
+            changed |= {"state": "idle", "running": 0, "waiting": 0}
         return base.model_copy(update=changed)
 
     def alone(self) -> ModelInfo:

@@ -1,6 +1,6 @@
 """The checkpoints of the model repository that can become models, by their configs and the sizes of their files."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -272,21 +272,24 @@ def _faulty(name: str, path: str, refused: str) -> ModelInfo:
     return ModelInfo(id=name, created=0, checkpoint=path, state="idle", refused=refused)
 
 
-def with_adapters(root: Path, infos: Sequence[ModelInfo]) -> list[ModelInfo]:
-    """Describe models with the names of their adapters, then each with each adapter, and adapters without a base."""
+def with_adapters(root: Path, infos: Sequence[ModelInfo], held: Mapping[str, Collection[str]]) -> list[ModelInfo]:
+    """Describe models with the names of their adapters, then each with each adapter.
+
+    ``held``: the adapters that the process of each model has, by the model's name.
+    """
     known = adapters(root)
     found: list[ModelInfo] = []
     for info in infos:
         own = [each for each in known if each.base == info.checkpoint and info.adapter is None]
         found.append(info.model_copy(update={"adapters": [each.name for each in own]}))
         folder = Path(*located(root, info.checkpoint)).resolve()
-        found += [each.variant(found[-1], folder) for each in own]
+        found += [each.variant(found[-1], folder, loaded=each.name in held.get(info.id, ())) for each in own]
     return found
 
 
-def all_with_adapters(root: Path, infos: Sequence[ModelInfo]) -> list[ModelInfo]:
+def all_with_adapters(root: Path, infos: Sequence[ModelInfo], held: Mapping[str, Collection[str]]) -> list[ModelInfo]:
     """The same, and the adapters whose base is not among the checkpoints."""
-    return [*with_adapters(root, infos), *(each.alone() for each in adapters(root) if each.base is None)]
+    return [*with_adapters(root, infos, held), *(each.alone() for each in adapters(root) if each.base is None)]
 
 
 def named_variant(root: Path, name: str, adapter: str | None) -> tuple[str, AdapterFolder | None]:

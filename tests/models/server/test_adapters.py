@@ -197,11 +197,25 @@ def test_an_adapter_is_loaded_forgotten_and_its_memory_counted(served, repositor
     served.unload("org--base")
     info = served.load("sql-lora")
     assert (info.id, info.state, info.adapter) == ("org--base:sql-lora", "resident", "sql-lora")
+    assert states(served) == {"org--base": "resident", "org--base:sql-lora": "resident", "org--base:chat-dora": "idle"}
     with_adapter = served.get("org--base").bytes
     served.unload("org--base:sql-lora")
+    assert states(served) == {"org--base": "resident", "org--base:sql-lora": "idle", "org--base:chat-dora": "idle"}
+    assert served.get("org--base:sql-lora").state == "idle"
+    with pytest.raises(ModelNotFound):
+        served.unload("org--base:sql-lora")
     size = (root / "sql-lora/adapter_model.safetensors").stat().st_size
     assert with_adapter - served.get("org--base").bytes >= size
     assert served.load("org/base", adapter="chat-dora").id == "org--base:chat-dora"
+    assert served.get("org--base:chat-dora").state == "resident"
+
+
+def states(served):
+    """The states of the base and of the adapters that can be loaded, by the list."""
+    return {
+        each.id: each.state for each in served.list().data if each.id.startswith("org--base") and each.refused is None
+        and each.id.split(":")[-1] not in {"ranks", "stray"}
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [{}, {"pool": 2}, {"edits": {"0": [{"tap": "context", "heads": [0], "set": 0}]}}])

@@ -54,7 +54,7 @@ class Told(WorkerProcess):
     def finish(self, number):
         """Be done with a request."""
         del self._needs[number]
-        self._tell("done", request=number, held_bytes=None, adapter_bytes=0)
+        self._tell("done", request=number, held_bytes=None, adapter_bytes={})
 
     @property
     def admitted(self):

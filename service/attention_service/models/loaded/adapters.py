@@ -156,9 +156,9 @@ class Adapters:
         """The last pass whose rows had several, whose joined matrices others may have."""
 
     @property
-    def bytes(self) -> int:
-        """Bytes that all adapters take, their joined matrices included."""
-        return sum(needed_bytes(each.files.bytes) for each in self._known.values())
+    def bytes(self) -> dict[str, int]:
+        """Bytes that each adapter takes, its joined matrices included, by name."""
+        return {name: needed_bytes(each.files.bytes) for name, each in self._known.items()}
 
     def known(self, name: str, written: int) -> Adapter | None:
         """The adapter of a name, if it was loaded from files as old."""

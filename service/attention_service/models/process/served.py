@@ -73,8 +73,8 @@ class Served(Protocol):
     def held_bytes(self) -> int | None:
         """Return the memory of a GPU that the process holds; None on a CPU, where the server sees it."""
 
-    def adapter_bytes(self) -> int:
-        """Return the memory that its adapters take."""
+    def adapter_bytes(self) -> dict[str, int]:
+        """Return the memory that each of its adapters takes, by name."""
 
     def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         """Check a request. ``free_bytes``: bytes that could be admitted. Raises AttentionError.

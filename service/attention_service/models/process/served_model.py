@@ -55,8 +55,8 @@ class ServedModel:
             torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(device)
 
-    def adapter_bytes(self) -> int:
-        """Return the memory that its adapters take."""
+    def adapter_bytes(self) -> dict[str, int]:
+        """Return the memory that each of its adapters takes, by name."""
         return self.loaded.adapters.bytes
 
     def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:

@@ -1,7 +1,7 @@
 """The memory that the processes of whole models hold. The budget asks this one owner what of it could be freed."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from attention_service.runtime.scheduling.budget import Budget
@@ -75,8 +75,8 @@ class MemoryShare:
         self.last_use = time.monotonic()
         self.own = 0
         """Bytes that it holds besides its adapters, and what is kept for replies."""
-        self.adapters = 0
-        """Bytes of its adapters, on a CPU; those on a GPU are among its own."""
+        self.adapters: Mapping[str, int] = {}
+        """Bytes of its adapters by name, on a CPU; those on a GPU are among its own."""
         self.kept = 0
         """Bytes of memory that is kept for the next replies."""
         self.ends = False
@@ -96,9 +96,9 @@ class MemoryShare:
         self.own = own
         self._count()
 
-    def hold_adapters(self, size: int) -> None:
-        """Note how many bytes its adapters take from now on."""
-        self.adapters = size
+    def hold_adapters(self, adapters: Mapping[str, int]) -> None:
+        """Note which adapters it has from now on, and their bytes."""
+        self.adapters = adapters
         self._count()
 
     def keep(self, kept: int) -> None:
@@ -113,7 +113,7 @@ class MemoryShare:
 
     def drop(self) -> None:
         """Note that the process has ended and holds nothing."""
-        self.own, self.adapters, self.kept, self.ends = 0, 0, 0, False
+        self.own, self.adapters, self.kept, self.ends = 0, {}, 0, False
         self._count()
 
     @contextmanager
@@ -129,5 +129,5 @@ class MemoryShare:
             self._count()
 
     def _count(self) -> None:
-        held = self.own + self.adapters + self.kept
+        held = self.own + sum(self.adapters.values()) + self.kept
         self._memory.count(self, held, held if self.ends or not self._users else self.kept)

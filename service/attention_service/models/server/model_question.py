@@ -149,7 +149,7 @@ class QuestionRun:
                 self._held.give_back()
                 self._leave_memory()
             adapters = message.facts["adapter_bytes"]
-            self._worker.limit += adapters - self._share.adapters
+            self._worker.limit += sum(adapters.values()) - sum(self._share.adapters.values())
             self._share.hold_adapters(adapters)
             if (reserved := message.facts["held_bytes"]) is not None:
                 self._share.hold(PROCESS_BYTES + reserved)

@@ -103,16 +103,18 @@ class ModelService:
         own = [model.info() for model in self._models.values()]
         found = await self._runner.in_thread(partial(model_catalogue.listed, self._root))
         every = own + [each for each in found if each.id not in self._models]
-        return ModelList(data=await self._runner.in_thread(partial(all_with_adapters, self._root, every)))
+        held = {model.name: [*model.adapters] for model in self._models.values()}
+        return ModelList(data=await self._runner.in_thread(partial(all_with_adapters, self._root, every, held)))
 
     async def get(self, name: str) -> ModelInfo:
         """One model. Raises ModelNotFound."""
         self._runner.check_ready()
         model, adapter = await self._found(name)
-        infos = await self._runner.in_thread(partial(with_adapters, self._root, [model.info()]))
+        infos = await self._runner.in_thread(partial(with_adapters, self._root, [model.info()], {}))
         if adapter is None or adapter.checkpoint == model.folder.checkpoint:
             return infos[0]
-        return await self._runner.in_thread(partial(adapter.variant, infos[0], model.folder.folder))
+        loaded = adapter.name in model.adapters
+        return await self._runner.in_thread(partial(adapter.variant, infos[0], model.folder.folder, loaded=loaded))
 
     async def load(self, request: LoadModel) -> ModelInfo:
         """Make a model resident, and wait until it is. It is loaded also if the caller leaves meanwhile."""
@@ -154,7 +156,7 @@ class ModelService:
         await self._ask(model, Question("adapt", adapter=adapter.facts))
         if adapter.checkpoint == folder.checkpoint:
             return model.info()
-        return await self._runner.in_thread(partial(adapter.variant, model.info(), folder.folder))
+        return await self._runner.in_thread(partial(adapter.variant, model.info(), folder.folder, loaded=True))
 
     async def unload(self, name: str) -> None:
         """End a model once those who wait have their answers. Raises ModelNotFound unless it was loaded.
@@ -165,7 +167,7 @@ class ModelService:
         self._variants.clear()
         if name not in self._models and BETWEEN in name:
             base, adapter = await self._found(name)
-            if adapter is not None and base.state == "resident":
+            if adapter is not None and adapter.name in base.adapters:
                 await self._ask(base, Question("forget", adapter=adapter.facts))
                 return
         model = self._models.pop(name, None)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, Literal
@@ -70,6 +71,11 @@ class ResidentModel:
         if self.stands_s:
             return "stuck"
         return "resident" if self._facts is not None else "idle" if self.progress is None else "loading"
+
+    @property
+    def adapters(self) -> Collection[str]:
+        """The names of the adapters that its process has."""
+        return self._share.adapters.keys()
 
     @property
     def stands_s(self) -> float:

@@ -14,7 +14,7 @@ from attention_contract.wire import JSON, to_json
 from attention_service import __version__
 from attention_service.api.doors.oip.inference_body import read_inference, read_small
 from attention_service.api.doors.oip.inference_reply import write
-from attention_service.api.doors.oip.model_description import configuration, metadata
+from attention_service.api.doors.oip.model_metadata import configuration, metadata
 from attention_service.api.doors.oip.model_questions import QUESTIONS, Model, model_of, pin_of, unknown
 from attention_service.api.doors.oip.model_statistics import ModelStatistics
 from attention_service.api.doors.oip.module_repository import (

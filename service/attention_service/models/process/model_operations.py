@@ -26,7 +26,8 @@ from attention_service.models.answers.context.context_run import ContextRun
 from attention_service.models.answers.joined_questions import group_of
 from attention_service.models.answers.lenses.jacobian_rows import jacobian_rows, plan_rows
 from attention_service.models.answers.lenses.lens_file import LensFile
-from attention_service.models.answers.lenses.lens_reply import LensRun, plan_lens
+from attention_service.models.answers.lenses.lens_plan import plan_lens
+from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.lenses.residual_stream import ResidualStream, find_stream
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply

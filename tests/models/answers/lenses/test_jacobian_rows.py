@@ -14,7 +14,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import JacobianRequest, ModelLensRequest
 from attention_service.models.answers.lenses.jacobian_rows import jacobian_rows, plan_rows
 from attention_service.models.answers.lenses.lens_file import LensFile
-from attention_service.models.answers.lenses.lens_reply import LensRun, plan_lens
+from attention_service.models.answers.lenses.lens_plan import plan_lens
+from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.lenses.residual_stream import find_stream
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel

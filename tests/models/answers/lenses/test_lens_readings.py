@@ -14,7 +14,8 @@ from torch.nn.functional import layer_norm
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import ModelLensRequest
 from attention_contract.schemas.attention import Edit
-from attention_service.models.answers.lenses.lens_reply import LensRun, plan_lens
+from attention_service.models.answers.lenses.lens_plan import plan_lens
+from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.lenses.residual_stream import find_stream
 from attention_service.models.loaded.loaded_model import LoadedModel
 

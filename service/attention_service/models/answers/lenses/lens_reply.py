@@ -13,24 +13,20 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from attention_contract.base import valid
-from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import (
-    MAX_READ,
     LayerLens,
     LensPart,
     LensReading,
     LensRest,
     LensTop,
     ModelLensReply,
-    ModelLensRequest,
 )
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.lenses.lens_file import LensFile
-from attention_service.models.answers.lenses.residual_stream import Branch, ResidualStream, Unembedding
-from attention_service.models.costs.lens_costs import LensCost, lens_cost
-from attention_service.models.inputs.prediction_head import Places, places_of, rows_at
-from attention_service.models.loaded.checked_request import CheckedRequest, check_request
+from attention_service.models.answers.lenses.lens_plan import LensPlan
+from attention_service.models.answers.lenses.residual_stream import Branch, Unembedding
+from attention_service.models.inputs.prediction_head import rows_at
+from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
@@ -38,78 +34,6 @@ from attention_service.models.passes.attention_places import AttentionPlace, tur
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.models.passes.module_hooks import after, before, on_turn
 from attention_transformers.model_layers import LayerKey
-
-
-@dataclass(frozen=True)
-class LensPlan:
-    """A request for a lens, checked."""
-
-    request: ModelLensRequest
-    checked: CheckedRequest
-    stream: ResidualStream
-    positions: Places
-    targets: list[int]
-    file: LensFile | None = None
-    """The fitted lens, for the kind ``jacobian``."""
-
-    @property
-    def of(self) -> Sequence[LensPart]:
-        """The parts to read, each once."""
-        return [*dict.fromkeys(self.request.of)]
-
-    @property
-    def by_part(self) -> bool:
-        """True if contributions are asked for."""
-        return any(part != "hidden" for part in self.of)
-
-    @property
-    def tells_rest(self) -> bool:
-        """True if the other parts of the logits are told."""
-        return self.by_part and bool(self.targets) and self.file is None
-
-    @property
-    def cost(self) -> LensCost:
-        """The cost of the readings, beside that of the pass."""
-        return lens_cost(
-            self.stream.readout.loaded, self.of, self.checked.places, sum(map(len, self.positions)),
-            top_k=self.request.top_k, targets=len(self.targets), matrices=self.file is not None,
-        )  # fmt: skip
-
-
-def plan_lens(
-    loaded: LoadedModel,
-    request: ModelLensRequest,
-    stream: ResidualStream,
-    file: LensFile | None = None,
-) -> LensPlan:
-    """Check a request. Raises InvalidRequest that names the field at fault."""
-    if request.layers == "all":
-        request = request.model_copy(update={"layers": [*stream.places]})
-    checked = check_request(loaded, request, lambda place: place.key in stream.places)
-    for index, place in enumerate(checked.places):
-        if place.key not in stream.places:
-            raise InvalidRequest.at(
-                f"layers.{index}", f"layer {place.key} does not read the text whose next token is predicted"
-            )
-    tokens = checked.inputs.predicted
-    positions = places_of([*range(tokens.length)] if request.positions is None else request.positions, tokens)
-    targets = [loaded.head.find(loaded.reader, each, f"targets.{at}", 0) for at, each in enumerate(request.targets)]
-    plan = LensPlan(request, checked, stream, positions, targets, file)
-    if file is not None:
-        file.check(stream, [place.layer for place in checked.places])
-    for index, part in enumerate(request.of):
-        if part != "hidden":
-            keys = [place.key for place in checked.places]
-            stream.check_parts(keys, f"of.{index}", checked.adapter, heads=part == "heads")
-    if (count := plan.cost.readings * (1 + request.top_k)) > MAX_READ:
-        raise InvalidRequest.at(
-            "positions" if request.positions else "top_k",
-            f"expected at most {MAX_READ} readings and tokens named in them; got {count}. Ask for fewer positions, "
-            "layers or tokens",
-            limit=MAX_READ,
-            actual=count,
-        )
-    return plan
 
 
 @dataclass

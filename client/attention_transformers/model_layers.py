@@ -149,8 +149,15 @@ def _split(path: str) -> tuple[tuple[str, ...], int | None, tuple[str, ...]]:
     return (tuple(parts), None, ()) if at is None else (tuple(parts[:at]), int(parts[at]), tuple(parts[at + 1 :]))
 
 
-def layer_path(path: str) -> str | None:
-    """Return the path of the layer that the module at this path is part of; None for one outside numbered layers."""
+def layer_path(path: str, *, nested: bool = False) -> str | None:
+    """Return the path of the layer that the module at this path is part of; None for one outside numbered layers.
+
+    ``nested``: in lists of layers within others, as those of the stages of Swin, the innermost one.
+    """
+    if nested:
+        parts = path.split(".")
+        last = max((at for at, part in enumerate(parts) if part.isdecimal()), default=None)
+        return None if last is None else ".".join(parts[: last + 1])
     prefix, number, _ = _split(path)
     return None if number is None else ".".join((*prefix, str(number)))
 

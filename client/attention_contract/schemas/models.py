@@ -44,7 +44,7 @@ def default_model_name(checkpoint: str) -> str:
     return checkpoint.strip("/").replace("/", "--")
 
 
-KeysOf = Literal["tokens", "compressed", "decoder + encoder"]
+KeysOf = Literal["tokens", "compressed", "decoder + encoder", "windows"]
 LayerKind = Literal["attention", "linear", "state_space"]
 LayerTap = Tap | Literal["gate", "index_scores", "chosen", "hidden"]
 """The taps of a layer of a model: those of its attention, and ``hidden``, what the layer returns. ``gate`` is what a
@@ -63,7 +63,9 @@ class ModelLayer(WireModel):
     keys: KeysOf = "tokens"
     """``tokens``: one key for each token of a text, or each patch of an image. ``compressed``: the tokens, then keys
     that each stand for a span of them (as in DeepSeek V4). ``decoder + encoder``: one softmax over the
-    tokens of the decoder, then those of the encoder. ``key_labels`` of replies names such keys."""
+    tokens of the decoder, then those of the encoder. ``windows``: the patches of one window of an image (as in Swin);
+    queries are the same patches, and every result of the attention has a batch dimension of windows. ``key_labels`` of
+    replies names such keys."""
     heads: int
     kv_heads: int
     head_dim: int | None = None

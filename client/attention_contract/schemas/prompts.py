@@ -393,7 +393,7 @@ class ModelReply(WireModel):
     """The tokens of the encoder's text, or the frames of its sound."""
     key_labels: IfRequested[dict[LayerKey, TokenLabelsReply | list[TokenLabelsReply]]] = ABSENT
     """The keys of those layers whose keys are not the tokens of one text: see ``keys`` in ``GET /v1/models/{model}``.
-    """
+    Of a layer that attends within windows a list, with the queries and keys of each window of each image."""
     recording: IfRequested[RecordingId] = ABSENT
     """The id of the recording, with ``keep``."""
     ran: ModelRan
@@ -404,17 +404,21 @@ class ModelReply(WireModel):
         return several[text]
 
     def media_labels_of(self, layer: LayerRef) -> list[TokenLabelsReply] | None:
-        """Return the labels of each crop or sound of a layer that sees images or hears sounds; None of another layer.
+        """Return the labels of each crop, window or sound of a layer that sees images or hears sounds; else None.
 
-        None too for models that read no text.
+        None too for encoders of images or sounds whose layers have the tokens of ``labels``.
         """
+        keys = (self.key_labels or {}).get(str(layer))
+        if isinstance(keys, list) and keys[0].patches is not None:
+            return keys
         labels = {"vision": self.image_labels, "audio": self.audio_labels}
         return labels.get(str(layer).partition(".")[0])
 
     def tokens_of(self, layer: LayerRef, text: int = 0) -> tuple[TokenLabelsReply, TokenLabelsReply]:
         """Return the tokens that are the queries and the keys of a layer. Raises IndexError.
 
-        ``text`` is the index of a crop or a sound for the layers that see or hear in a model that reads text too.
+        ``text`` is the index of a crop or a sound for the layers that see or hear in a model that reads text too, and
+        that of a window in a layer that attends within windows.
         """
         if (rows := self.media_labels_of(layer)) is not None:
             return rows[text], rows[text]

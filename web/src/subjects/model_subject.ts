@@ -54,16 +54,21 @@ interface WeightsReply {
 
 const first = <T>(of: T | T[]): T => (Array.isArray(of) ? of[0] : of);
 
-/** The tokens of each crop of a layer that sees images, or of each sound of one that hears, in a model that reads text too. */
+/** The tokens of each crop or window of a layer that sees images, or of each sound of one that hears, if it has a batch of them. */
 function mediaLabels(reply: WeightsReply, ref: string): ModelLabels[] | undefined {
+  const keys = reply.key_labels?.[ref];
+  if (Array.isArray(keys) && keys[0].rectangles) return keys;
   return { vision: reply.image_labels, audio: reply.audio_labels }[ref.split(".")[0] as "vision" | "audio"];
 }
+
+/** The index of the batch of a layer: the last one, if it has fewer windows than another. */
+const cropOf = (media: ModelLabels[] | undefined, crop: number) => (media ? Math.min(crop, media.length - 1) : 0);
 
 /** The tokens that are the queries and the keys of a layer; `crop` is the index of the batch of a layer that sees images. */
 function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels, ModelLabels] {
   const [stack] = ref.split(".");
   const media = mediaLabels(reply, ref);
-  if (media) return [media[crop], media[crop]];
+  if (media) return [media[cropOf(media, crop)], media[cropOf(media, crop)]];
   const own = first(reply.labels);
   const keys = reply.key_labels?.[ref];
   if (keys) return [own, first(keys)];
@@ -98,7 +103,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   const { reply } = answer;
   const inspected = { layers: reply.layers.map(({ layer }) => layer) };
   const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
-  const crops = (reply.image_labels ?? reply.audio_labels)?.length ?? 1;
+  const crops = Math.max(1, ...reply.layers.map(({ layer }) => mediaLabels(reply, String(layer))?.length ?? 1));
   const crop = integer(params.sequence, 0, 0, crops - 1);
   const layers = reply.layers.map(({ layer }, at): Layer => {
     const ref = String(layer);
@@ -113,10 +118,11 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   const whole = all <= MOST_CELLS;
   if (whole && !sure) answer = await ask(inspected, signal);
   const batched = (ref: string) => mediaLabels(reply, ref) !== undefined;
+  const cropAt = (ref = "") => cropOf(mediaLabels(reply, ref), crop);
   const cut = ({ shape, data }: Tensor, ref: string, head: number) => {
     const [rows, columns] = shape.slice(-2);
     const many = shape.at(-3) ?? 1;
-    const from = ((batched(ref) ? crop * many : 0) + head) * rows * columns;
+    const from = (cropAt(ref) * many + head) * rows * columns;
     return matrix(rows, columns, data.subarray(from, from + rows * columns));
   };
   /** The largest weights of squares of all heads: one pass for all of them. */
@@ -131,7 +137,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     const { tensors } = await ask({ ...inspected, return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes } });
     return layers.map(({ ref = "", heads }, at): Statistics => {
       const own = Object.entries(tensors).filter(([name]) => name.startsWith(`layers.${at}.statistics.`));
-      const from = batched(ref) ? crop * heads.length : 0;
+      const from = cropAt(ref) * heads.length;
       return Object.fromEntries(own.map(([name, { data }]) => [name.split(".").slice(3).join("."), Array.from(data.subarray(from, from + heads.length))]));
     });
   });
@@ -181,7 +187,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       const request: ApiRequest = { method: "POST", path: `${path}/forward`, body: { ...input, ...taps, select: { heads: [head], queries: [query] } } };
       const { tensors } = await callTensors(request.path, request.body);
       const own = Object.entries(tensors).filter(([name]) => name.startsWith("layers.0."));
-      return { request, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, crop)])) };
+      return { request, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, cropAt(layers[layer].ref))])) };
     },
     // The page counts keys as tokens; of others the server knows the positions.
     statistics: async (layer) => (whole && !reply.key_labels?.[layers[layer].ref ?? ""] ? null : (await served(counting))[layer]),

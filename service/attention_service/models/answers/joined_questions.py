@@ -54,7 +54,7 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
     places = [*[place for place, _ in checked.kinds], *[loaded.place_of(key) for key in checked.edits]]
     seen = inputs.media or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
     # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
-    if seen or loaded.head.unit == "choice" or loaded.attention.way == "observed":
+    if seen or loaded.head.unit == "choice" or not loaded.stacks_texts:
         return None
     edited = {edit.tap for edits in checked.edits.values() for edit in edits}
     beside = edited & MODULE_TAPS or CHOSEN_SHARE in (getattr(request, "statistics", None) or ())

@@ -145,6 +145,7 @@ class ModelGradients:
     def _of_layer(self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]) -> LayerGradients:
         fields: dict[str, Any] = {"layer": place.key}
         array = partial(self._array, several=self.checked.several(place))
+        states = partial(self._array, several=self.checked.several_states(place))
         point = (place.key, "context")
         if self._request.by_head and point in gradients:  # by default, where it is seen
             effect = gradients[point] * run.at[point].detach()
@@ -153,7 +154,8 @@ class ModelGradients:
         for tap in self._taps:
             problem, selection = run.asking.problems[place.key], self._selections[place.key]
             found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
-        return valid(LayerGradients, fields | {"gradients": {name: array(x) for name, x in found.items()}})
+        arrays = {name: (states if name == "hidden" else array)(x) for name, x in found.items()}
+        return valid(LayerGradients, fields | {"gradients": arrays})
 
     def _integrated(self, embedded: Tensor, steps: int, points: int) -> tuple[Tensor, Tensor]:
         """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.

@@ -165,7 +165,8 @@ def forward_reply(
         layer = {name: found[place.key][name] for name in taps}
         for name, arrays in around.items():
             if name in wanted:
-                layer[name] = arrays[place.key] if checked.several(place) else arrays[place.key][0]
+                batched = checked.several(place) if name == "output" else checked.several_states(place)
+                layer[name] = arrays[place.key] if batched else arrays[place.key][0]
         fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
     loaded.recording = _recorded(loaded, request, checked, found, states) if keep else None
     return valid(ModelForwardReply, fields | run_fields(loaded, checked, asking))
@@ -222,6 +223,12 @@ def _tasks(
         )
     of_kind: dict[Hashable, LayerTask] = {}
     for place, _ in checked.kinds:
+        if request.keep and place.windows is not None:
+            raise InvalidRequest.at(
+                "keep",
+                f"layer {place.key} attends within windows, whose weights have no tokens in common with those of other "
+                "layers, so that no recording holds them; leave keep out",
+            )
         if request.keep:
             place.check_tap("hidden", "keep")
         bound = checked.bound(place)
@@ -231,7 +238,7 @@ def _tasks(
             selection=task.selection if request.select is None else bind_selection(request.select, bound),
             whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
             batched=checked.several(place),
-            query_mask=checked.stack(place.queries).mask,
+            query_mask=checked.queries(place).mask,
         )
     found: dict[LayerKey, LayerTask] = {place.key: of_kind[place.kind] for place in checked.places}
     for key, edits in checked.edits.items():
@@ -297,7 +304,7 @@ def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
 def _statistics(
     request: ModelWeightsRequest, checked: CheckedRequest, place: AttentionPlace, bound: BoundRequest
 ) -> BoundStatistics:
-    options, queries, keys = request.statistic_options, checked.stack(place.queries), checked.keys(place)
+    options, queries, keys = request.statistic_options, checked.queries(place), checked.keys(place)
     of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
     given = StatisticOptions(
         window=options.window,

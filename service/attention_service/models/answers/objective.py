@@ -113,7 +113,7 @@ def objective_of(
         ids = None if of.token is None else [head.find(loaded.reader, of.token, "of.token", choices)] * batch
         against = None if of.against is None else head.find(loaded.reader, of.against, "of.against", choices)
         return Objective(head, _place(head, inputs, of), ids, against, of.logit)
-    length = stack.length if head.by_token else 1
+    length = (loaded.reader.last_states or stack.length) if head.by_token else 1
     given = to_torch(np.asarray(of.upstream))
     given = given if inputs.several else given[None]
     lengths = 1, length

@@ -31,7 +31,7 @@ def sweep_cost(
     edits, shared = prod(map(len, swept.values())), loaded.shared_layers
     begins = swept.get("layers", [places[0].key])
     depth = sum(1 - shared.first([layer]) / shared.count if shared.count else 1 for layer in begins) / len(begins)
-    able = loaded.attention.way == "computed" and loaded.head.unit != "choice"
+    able = loaded.stacks_texts and loaded.head.unit != "choice"
     texts = SweepSizes(request.batch, request.length, request.length)
     most = min(edits, copies_of(loaded, request.batch * request.length)) if able else 1
     copies = costs.memory.copies_at_once(texts, most, free_bytes)

@@ -94,7 +94,7 @@ def _combinations(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, tuple[in
 def _sizes(sweep: ModelSweptEdit, place: AttentionPlace, checked: CheckedRequest) -> dict[str, int]:
     """The heads, queries and keys of a tap of one layer."""
     heads = place.widths.kv_heads if sweep.tap in {"k", "v"} else place.widths.heads
-    return {"heads": heads, "queries": checked.stack(place.queries).length, "keys": checked.keys(place).length}
+    return {"heads": heads, "queries": checked.queries(place).length, "keys": checked.keys(place).length}
 
 
 def _plain(sweep: ModelSweptEdit) -> Edit:

@@ -40,12 +40,8 @@ class EffectsOfSweep:
     def copies(self) -> int:
         """The number of copies of the texts in one pass that is fast."""
         loaded = self._loaded
-        if (
-            not self.runs.checked.repeats
-            or self._beside
-            or loaded.head.unit == "choice"
-            or loaded.attention.way == "observed"
-        ):
+        alone = self._beside or loaded.head.unit == "choice" or not loaded.stacks_texts
+        if alone or not self.runs.checked.repeats:
             return 1
         return max(1, min(self.runs.copies, len(self._left)))
 

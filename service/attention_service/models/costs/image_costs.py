@@ -67,6 +67,9 @@ class ImageCosts:
         return matrices + sum(self._attention(place, image) for place in self.places for image in images)
 
     def _attention(self, place: AttentionPlace, image: SizedImage) -> int:
+        if place.windows is not None:
+            windows, length = place.windows.order.shape
+            return flops(place.bound(windows, length, length), masked=True).matmul
         whole = getattr(self._loaded.reader, "whole", ())
         cut = image.windows and int(str(place.key).rpartition(".")[2]) not in whole
         lengths = image.windows if cut else [image.length] * image.crops

@@ -53,6 +53,9 @@ class ModelSizes:
         self.kinds = [each for each, _ in kinds_of(self.places)]
         """One layer of each kind."""
         self.most_heads = max((each.widths.heads for each in self.places), default=0)
+        if self.places and self.places[0].windows is not None:  # its layers have fewer tokens the wider they are
+            first = self.places[0].output_width
+            self.inner, self.width = -(-self.inner * first // self.width), first
         self.image_width = self.width if encodes else int(getattr(vision, "hidden_size", 0))
         self.matrices = 0 if encodes else _matrices(model, [head, *self.images.modules], config)
         """Numbers that each token is multiplied by."""

@@ -3,7 +3,7 @@
 Notation: B texts, L tokens, H heads, V the size of the vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
@@ -40,8 +40,17 @@ def own_scores_bytes(loaded: LoadedModel, batch: int, queries: int, keys: int) -
     """The memory of the scores and weights of one layer, if the model computes them itself; else 0."""
     if loaded.attention.way == "computed":
         return 0
-    heads = max((each.widths.heads for each in loaded.places.values()), default=0)
-    return _OWN_SCORES * 4 * batch * heads * queries * keys
+    return _OWN_SCORES * 4 * batch * _most(loaded.places.values(), queries, keys)
+
+
+def _scores(place: AttentionPlace, queries: int, keys: int) -> int:
+    """The scores of an attention over one text of so many tokens, or over one image."""
+    return place.widths.heads * (queries * keys if place.windows is None else place.windows.pairs)
+
+
+def _most(places: Iterable[AttentionPlace], queries: int, keys: int) -> int:
+    """The scores of the largest of these attentions; 0 without any."""
+    return max((_scores(each, queries, keys) for each in places), default=0)
 
 
 class SweepSizes(NamedTuple):
@@ -196,7 +205,7 @@ class PassMemory:
         """The memory of a pass that tells of so many rows of logits."""
         states = batch * max(length, keys) * self._sizes.itemsize * self._sizes.layer_numbers
         logits = batch * rows * self._sizes.vocabulary * (self._sizes.itemsize + 8)
-        scores = batch * self._sizes.most_heads * length * keys
+        scores = batch * _most(self._sizes.places, length, keys)
         own = own_scores_bytes(self._loaded, batch, max(length, keys) if self._loaded.reader.pairs else length, keys)
         return states + logits + (own or min(_SCORES * 4 * scores, ROOM))
 
@@ -213,7 +222,7 @@ class PassMemory:
         """The memory of what a backward pass needs of the forward pass."""
         states = batch * max(length, keys) * self._sizes.kept_numbers
         longest = max(length, keys) if self._loaded.attention.way == "observed" else length
-        scores = sum(batch * each.widths.heads * longest * keys for each in self._sizes.places)
+        scores = sum(batch * _scores(each, longest, keys) for each in self._sizes.places)
         return 4 * (self._sizes.layers * states + _SCORES * scores)
 
     def _taps(self, checked: CheckedRequest, place: AttentionPlace, request: ModelForwardRequest) -> int:
@@ -241,20 +250,20 @@ class PassMemory:
         if request.pool is not None:
             numbers += batch * heads * (queries // request.pool + 1) * (keys // request.pool + 1)
         if request.compare:  # the queries, keys and values of the run without edits stay meanwhile, or its weights
-            numbers += numbers + batch * (checked.stack(place.queries).length + 2 * keys) * self._sizes.width
+            numbers += numbers + batch * (checked.queries(place).length + 2 * keys) * self._sizes.width
             if place.taps is not None:
-                numbers += batch * place.widths.heads * checked.stack(place.queries).length * keys
+                numbers += batch * place.widths.heads * checked.queries(place).length * keys
         return 4 * (numbers + self._recorded(checked, place, keep=request.keep))
 
     def _recorded(self, checked: CheckedRequest, place: AttentionPlace, *, keep: bool) -> int:
         """Numbers that a recording keeps of one layer."""
-        queries, keys = checked.stack(place.queries).ids.numel(), checked.keys(place).ids.numel()
+        queries, keys = checked.queries(place).ids.numel(), checked.keys(place).ids.numel()
         return (place.widths.heads * queries * keys + queries * self._sizes.width) * keep
 
 
 def _sizes(checked: CheckedRequest, place: AttentionPlace, request: Any) -> tuple[int, int, int, int, int]:
     """B, selected heads and queries, keys and L of one layer."""
-    stack, keys = checked.stack(place.queries), checked.keys(place).length
+    stack, keys = checked.queries(place), checked.keys(place).length
     batch, length = stack.ids.shape
     heads, queries = place.widths.heads, length
     if request.select is not None:

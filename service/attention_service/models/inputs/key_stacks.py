@@ -1,12 +1,14 @@
-"""The keys of attentions as tokens with labels: with compressed ones behind them, or those of two texts."""
+"""The keys of attentions as tokens with labels: with compressed ones behind them, those of two texts, or windows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attention_service.models.inputs.input_stacks import Span, Stack
-from attention_service.models.passes.layer_keys import Compression
+from attention_service.models.inputs.patch_grids import Patch, Rectangle, patch_name
+from attention_service.models.passes.layer_keys import Compression, LayerWindows
 
 
 def extended(stack: Stack, compression: Compression) -> Stack:
@@ -50,6 +52,40 @@ def joined(decoder: Stack, encoder: Stack) -> Stack:
         names,
         foreign=encoder.length,
     )
+
+
+def in_windows(images: Stack, windows: LayerWindows) -> Stack:
+    """Return the tokens of every window of every image: a batch of windows, those of the first image first."""
+    found: list[list[Patch | None]] = []
+    for row in images.patches or ():
+        tokens = _merged([each for each in row if each is not None], windows)
+        found += [[tokens[at] if at >= 0 else None for at in window] for window in windows.order.tolist()]
+    ids = windows.order.repeat(len(images.ids), 1).to(images.ids.device)
+    spans: list[list[Span]] = [[None] * ids.shape[1]] * len(ids)
+    names = [["padding" if patch is None else patch_name(patch, len(images.ids)) for patch in row] for row in found]
+    return Stack(ids, None, spans, names, found)
+
+
+def _merged(patches: Sequence[Patch], windows: LayerWindows) -> list[Patch]:
+    """The tokens of a layer, each of which is a square of patches."""
+    if windows.merged == 1:
+        return [*patches]
+    squares: dict[tuple[int, int], list[Patch]] = {}
+    for each in patches:
+        squares.setdefault((each.row // windows.merged, each.column // windows.merged), []).append(each)
+    return [
+        Patch(square[0].image, square[0].crop, *at, _around([each.rectangle for each in square]))
+        for at, square in squares.items()
+    ]
+
+
+def _around(rectangles: Sequence[Rectangle | None]) -> Rectangle | None:
+    """The least rectangle around several, but for those of padding."""
+    known = [each for each in rectangles if each is not None]
+    if not known:
+        return None
+    left, top, right, bottom = zip(*known, strict=True)
+    return min(left), min(top), max(right), max(bottom)
 
 
 def _mask(stack: Stack) -> Tensor:

@@ -49,6 +49,8 @@ class InputReader:
     """The ``shortest_edge`` of the image processor."""
     shifts = False
     """True if the decoder reads the text itself, moved by one token, as in classifiers of BART and T5."""
+    last_states: int | None = None
+    """The last hidden states of an input, of a model whose layers merge its tokens; None for one of each token."""
     senses = "sees images"
     """The input of layers that do not read texts."""
     no_tokenizer = "the checkpoint has no tokenizer"

@@ -146,6 +146,12 @@ def _axis(colours: Floats, first: int, size: int, patch: int) -> Axis:
     return Axis(float(start) * pixel, float(step) * pixel * patch, size)
 
 
+def patch_name(patch: Patch, images: int, *, crops: bool = False) -> str:
+    """A patch for reading: ``[row,column]``, with the image before and the crop behind it where there are several."""
+    image, crop = f"{patch.image}:" if images > 1 else "", f"/{patch.crop}" if crops else ""
+    return f"[{image}{patch.row},{patch.column}]{crop}"
+
+
 def patch_labels(patches: Sequence[Patch | None]) -> dict[str, Any]:
     """The fields of labels that tell which patches tokens are."""
     return {

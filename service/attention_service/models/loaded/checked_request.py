@@ -1,7 +1,7 @@
 """A request to a model, checked: its input, and the layers that it names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -11,11 +11,12 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.inspection.statistics import SIGNED_STATISTICS
 from attention_service.models.inputs.input_stacks import Inputs, Stack
-from attention_service.models.inputs.key_stacks import extended, joined
+from attention_service.models.inputs.key_stacks import extended, in_windows, joined
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
 from attention_service.models.passes.implicit_layers import is_by_channel
+from attention_service.models.passes.layer_keys import LayerWindows
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_transformers.model_layers import LayerKey
 
@@ -38,6 +39,8 @@ class CheckedRequest:
     """The edits of each layer, by the text of its key."""
     adapter: Adapter | None = None
     """The adapter that answers; None for the base."""
+    _cut: dict[LayerWindows, Stack] = field(default_factory=dict)
+    """The tokens of layers that attend within windows."""
 
     @cached_property
     def kinds(self) -> list[tuple[AttentionPlace, int]]:
@@ -46,11 +49,22 @@ class CheckedRequest:
 
     def bound(self, place: AttentionPlace) -> BoundRequest:
         """The attention of a layer over this input, without numbers."""
-        queries, keys = self.stack(place.queries), self.keys(place)
+        queries, keys = self.queries(place), self.keys(place)
         return place.bound(len(queries.ids), queries.length, keys.length, batched=self.several(place))
+
+    def queries(self, place: AttentionPlace) -> Stack:
+        """The queries of a layer: tokens, or those of every window."""
+        stack, windows = self.stack(place.queries), place.windows
+        if windows is None:
+            return stack
+        if windows not in self._cut:
+            self._cut[windows] = in_windows(stack, windows)
+        return self._cut[windows]
 
     def keys(self, place: AttentionPlace) -> Stack:
         """The keys of a layer: tokens, and those that stand for several tokens or are those of another text."""
+        if place.windows is not None:
+            return self.queries(place)
         if place.keys == BOTH and self.inputs.target is not None:
             return joined(self.inputs.target, self.inputs.text)
         stack = self.stack(place.keys)
@@ -69,7 +83,11 @@ class CheckedRequest:
         return not beside and all(len(x) == len(inputs.predicted.ids) for x in inputs.arguments.values())
 
     def several(self, place: AttentionPlace) -> bool:
-        """True if the results of a layer have a batch dimension."""
+        """True if the results of a layer's attention have a batch dimension: of texts, or of windows."""
+        return place.windows is not None or self.several_states(place)
+
+    def several_states(self, place: AttentionPlace) -> bool:
+        """True if the states that a layer returns have a batch dimension."""
         return self.inputs.several or self.stack(place.queries) is self.inputs.media
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -118,6 +119,9 @@ class LoadedModel:
             if not known:
                 self.in_parts = {str(place.key): _OF_WINDOWS for place in of_media}
                 self.places = {key: place for key, place in self.places.items() if place not in of_media}
+        if isinstance(self.reader, EncoderInputs):
+            cut = self.reader.windows
+            self.places = {key: replace(place, windows=cut.get(key)) for key, place in self.places.items()}
         first = next(iter(self.places.values()), None)
         if isinstance(self.reader, SoundInputs) and first is not None and first.queries != "text":
             raise InvalidCheckpoint.at(
@@ -131,6 +135,12 @@ class LoadedModel:
                 )
         self.shared_layers = SharedLayers(model, [*self.places.values()])
         self.embeds_time_first = any(place.time_first for place in self.places.values()) and self._embeds_time_first()
+
+    @property
+    def stacks_texts(self) -> bool:
+        """True if the rows of a batch are texts at every attention, so that those of several questions share passes."""
+        whole = all(place.windows is None for place in self.places.values())
+        return whole and self.attention.way == "computed"
 
     @property
     def embeddings(self) -> nn.Module:

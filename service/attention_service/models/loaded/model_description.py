@@ -66,9 +66,14 @@ def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPa
         name = "audio_labels" if isinstance(loaded.reader, SoundPrompts) else "image_labels"
         fields[name] = loaded.reader.labels(inputs.media)
     keys = {str(place.key): checked.keys(place) for place in checked.places if place.keys_of != "tokens"}
-    named = {key: loaded.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
+    cut = {str(place.key) for place in checked.places if place.windows is not None}
+    named = {
+        key: loaded.reader.labels(stack) for key, stack in keys.items() if key in cut or stack.positions is not None
+    }
     if named:
-        fields["key_labels"] = {key: value if inputs.several else value[0] for key, value in named.items()}
+        fields["key_labels"] = {
+            key: value if inputs.several or key in cut else value[0] for key, value in named.items()
+        }
     return fields | {"ran": model_ran(loaded, asking, checked.adapter, joined)}
 
 

@@ -21,7 +21,7 @@ from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.passes.attention_pass import AttentionPass, widths_of
 from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
-from attention_service.models.passes.layer_keys import Compression
+from attention_service.models.passes.layer_keys import Compression, LayerWindows
 from attention_service.models.passes.module_hooks import State, after, turned
 from attention_service.models.passes.module_taps import (
     CHOSEN,
@@ -44,6 +44,8 @@ TEXT, TARGET = 5, 3
 NOT_RUNNING: Final = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """The errors of a model that does not run."""
 _NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
+_UNNUMBERED: Final = "attention."
+"""The beginning of the keys of attentions that transformers does not number by one list of layers."""
 VISION: Final = "vision"
 """The stack of the layers that see images, in a model that reads text too."""
 AUDIO: Final = "audio"
@@ -90,6 +92,8 @@ class AttentionPlace:
     """The kind of its mixing of tokens."""
     state_width: int = 0
     """The numbers of its running state for each value, if it has one."""
+    windows: LayerWindows | None = None
+    """The windows within which it attends; None if it attends over all tokens."""
 
     @property
     def described(self) -> ModelLayer:
@@ -113,7 +117,8 @@ class AttentionPlace:
     @cached_property
     def kind(self) -> Hashable:
         """Equal for attentions over the same tokens that have the same widths, spec and taps."""
-        sizes = (self.widths, self.dtype, self.output_width, self.taps, self.beside, self.mixes)
+        cut = None if self.windows is None else self.windows.order.shape
+        sizes = (self.widths, self.dtype, self.output_width, self.taps, self.beside, self.mixes, cut)
         return (self.queries, self.keys, self.compression, id(self.spec), *sizes)
 
     @property
@@ -130,6 +135,8 @@ class AttentionPlace:
     @property
     def keys_of(self) -> KeysOf:
         """The kind of its keys."""
+        if self.windows is not None:
+            return "windows"
         if self.keys == BOTH:
             return "decoder + encoder"
         return "tokens" if self.compression is None else "compressed"
@@ -266,7 +273,7 @@ def named_layers(
     ``vision.3`` or ``audio.3``, by the name of their ``stack``, and those of its one other stack ``3``.
     """
     if not all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
-        return [(one, (f"attention.{number}",)) for number, one in enumerate(modules)]
+        return [(one, (f"{_UNNUMBERED}{number}",)) for number, one in enumerate(modules)]
     named = [(one, one.keys) for one in modules]
     if media in {None, type(None)}:
         return named
@@ -337,7 +344,7 @@ def find_places(
     found: dict[str, AttentionPlace] = {}
     for key, raw in probe.seen.items():
         one = where[key]
-        path = layer_path(one.path)
+        path = layer_path(one.path, nested=str(key).startswith(_UNNUMBERED))
         layer = one.module if path is None else model.get_submodule(path)
         compression, length = Compression.of(one.module), raw.key.shape[2]
         shape, taps = outputs.get(key, torch.Size([0])), attention.taps_of(one.module)

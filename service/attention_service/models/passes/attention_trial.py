@@ -48,6 +48,8 @@ class _Run:
     module: nn.Module
     calls: dict[Kind, int] = field(default_factory=dict)
     candidates: list[_Candidate] = field(default_factory=list)
+    windows: int | None = None
+    """The windows of all sequences, if its states are a grid ``[B·W, rows, columns, width]``."""
 
     def take(self, kind: Kind, found: Tensor) -> None:
         """Note what a function returned."""
@@ -87,8 +89,9 @@ def _listening(model: nn.Module) -> Iterator[list[_Run]]:
     """Note the runs of modules until the block ends, in the order in which they began."""
     runs, stack = list[_Run](), list[_Run]()
 
-    def enter(module: nn.Module, _: Any) -> None:
-        stack.append(_Run(module))
+    def enter(module: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        state = args[0] if args else options.get("hidden_states")
+        stack.append(_Run(module, windows=len(state) if isinstance(state, Tensor) and state.ndim == 4 else None))
         runs.append(stack[-1])
 
     def leave(*_: Any) -> None:
@@ -97,7 +100,7 @@ def _listening(model: nn.Module) -> Iterator[list[_Run]]:
     with ExitStack() as hooks:
         for module in model.modules():
             if any(True for _ in module.parameters()):
-                hooks.callback(module.register_forward_pre_hook(enter).remove)
+                hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         with _Listening(stack):
             yield runs
@@ -115,11 +118,13 @@ def try_sights(model: nn.Module, run: Callable[[bool], Any], batch: int) -> dict
         except InvalidCheckpoint:  # it may take no output_attentions
             runs.clear()
             output = run(False)
-    returned = list(_attentions(output))
+    returned = [own for own in _attentions(output) if own.ndim == 4 and bool((own >= 0).all())]
+    every = [candidate.found for each in runs for candidate in each.candidates]
+    other = [own for own in returned if not any(_is_returned(found, own) for found in every)]
     sights: dict[nn.Module, Sight] = {}
     expected: dict[nn.Module, list[Tensor]] = {}
     for each in runs:
-        found = _sight(each.candidates, returned, batch)
+        found = _sight(each.candidates, returned, other, each.windows or batch)
         if found is not None:
             sight, weights = found
             sights.setdefault(each.module, sight)
@@ -171,16 +176,20 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _sight(candidates: Sequence[_Candidate], returned: Sequence[Tensor], batch: int) -> tuple[Sight, Tensor] | None:
-    """The first softmax, or else the first dropout, whose result is the weights of an attention."""
-    for each in sorted(candidates, key=lambda each: (each.kind != "softmax", each.at)):
-        # Some return scores in the place of weights.
-        alike = [own for own in returned if own.ndim == 4 and is_over(each.found, own) and bool((own >= 0).all())]
-        known = any(_equal(each.found, own) or _is_mean(own, each.found) for own in alike)
-        multiplied = each.multiplied is not None and _equal(each.found, each.multiplied)
-        if known or (multiplied and not alike):
-            return _seen(each, batch, multiplied=multiplied), each.found
-    return None
+def _sight(
+    candidates: Sequence[_Candidate], returned: Sequence[Tensor], other: Sequence[Tensor], batch: int
+) -> tuple[Sight, Tensor] | None:
+    """The first softmax, or else the first dropout, whose result is the weights of an attention.
+
+    ``other``: the tensors among those ``returned`` that no function made, such as scores in the place of weights. A
+    model may return the weights of some attentions alone, as Swin does those of the last one of each stage.
+    """
+    ordered = sorted(candidates, key=lambda each: (each.kind != "softmax", each.at))
+    multiplied = [each for each in ordered if each.multiplied is not None and _equal(each.found, each.multiplied)]
+    known = [each for each in ordered if any(_is_returned(each.found, own) for own in returned)]
+    unreturned = [each for each in multiplied if not any(is_over(each.found, own) for own in other)]
+    found = next(iter([*known, *unreturned]), None)
+    return None if found is None else (_seen(found, batch, multiplied=found in multiplied), found.found)
 
 
 def _seen(candidate: _Candidate, batch: int, *, multiplied: bool) -> Sight:
@@ -197,9 +206,11 @@ def _seen(candidate: _Candidate, batch: int, *, multiplied: bool) -> Sight:
     return replace(sight, kv_heads=values.shape[1] if values.ndim == 4 else heads, value_dim=values.shape[-1])
 
 
-def _is_mean(own: Tensor, found: Tensor) -> bool:
-    """True if a model returns the mean of these weights over heads in the place of each head's, as WavLM does."""
-    return _equal(found.reshape(own.shape).mean(1, keepdim=True).expand(own.shape), own)
+def _is_returned(found: Tensor, own: Tensor) -> bool:
+    """True if a model returns these weights, or their mean over heads in the place of each head's, as WavLM does."""
+    if not is_over(found, own):
+        return False
+    return _equal(found, own) or _equal(found.reshape(own.shape).mean(1, keepdim=True).expand(own.shape), own)
 
 
 def _equal(found: Tensor, other: Tensor) -> bool:

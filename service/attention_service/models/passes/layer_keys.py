@@ -1,9 +1,9 @@
-"""The keys of attentions that stand for several tokens."""
+"""The keys of attentions that stand for several tokens, or that are those of a window."""
 
 from dataclasses import dataclass
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,20 @@ class Compression:
         """The tokens that each key stands for."""
         begins = range(0, self.count(tokens) * self.rate, self.rate)
         return tuple(range(max(0, at - self.rate * self.overlaps), at + self.rate) for at in begins)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWindows:
+    """The windows of the grid of a layer's tokens, within which it attends."""
+
+    order: Tensor
+    """``[W, T]`` on the host: the token that each entry of a window is, counted row by row; -1 for padding."""
+    rows: int
+    columns: int
+    merged: int
+    """The patches along a side of the square that is one token."""
+
+    @property
+    def pairs(self) -> int:
+        """The pairs of queries and keys of one image."""
+        return int(self.order.shape[0] * self.order.shape[1] ** 2)

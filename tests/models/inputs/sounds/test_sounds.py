@@ -31,6 +31,7 @@ from attention_service.models.answers.model_inspection import forward_reply, wei
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import model_info
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # of PyTorch, for WavLM
 
@@ -116,7 +117,7 @@ def every_softmax(change=lambda number, weights: weights):
 def test_each_head_of_wavlm_has_weights_of_its_own():
     """The model itself returns their mean over heads."""
     sound, model = sent(speech(1.5)), loaded("wavlm")
-    assert model.info()["attention"] == "observed"
+    assert model_info(model)["attention"] == "observed"
     taps = ["weights", "v", "context", "logits"]
     plain = forward_reply(model, ModelForwardRequest(audio=[sound], return_=taps))
     with every_softmax() as weights:

@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
+from attention_service.models.inputs.images.window_search import find_windows, layer_calls
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack
 from attention_service.models.inputs.model_inputs import InputReader
-from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of
+from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, patch_name
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.layer_keys import LayerWindows
 from attention_service.models.passes.module_hooks import before
 
 SHORT: Final = (64, 64)
@@ -42,6 +44,10 @@ class EncoderInputs(InputReader):
         self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
         self._mask_ratio: float | None = float(sees.mask_ratio) if "noise" in self.names else None
         """The share of patches that the model leaves out at random, as ViT-MAE; None for a model that sees all."""
+        self.windows: dict[str, LayerWindows] = {}
+        """The windows of layers that attend within such, by the text of their keys."""
+        self._size: torch.Size | None = None
+        """Height and width of all pictures, of a model with windows; None for those of any size."""
         self._length = self._first = 0
         """The tokens of the short run, and the one that is its first patch; negative if none is."""
 
@@ -61,13 +67,28 @@ class EncoderInputs(InputReader):
             self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
         else:
             self._length, self._first = 1 + len(seen_patches(crop.rows * crop.columns, self._mask_ratio, 0)[0]), 1
-        if any(place.length != self._length for place in places):
-            raise InvalidCheckpoint.at(
-                "checkpoint",
-                "its layers attend over windows or over merged patches; only encoders that attend over all "
-                "patches are supported",
-            )
+        if cut := [place for place in places if place.length != self._length]:
+            self._find_windows(cut, run, crop)
         return True
+
+    def _find_windows(
+        self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any], crop: Crop
+    ) -> None:
+        """Find the windows of these layers. Raises InvalidCheckpoint for one that has none."""
+        arguments = self.short_runs()[0]
+        calls, output = layer_calls(places, lambda: run(arguments))
+        states = getattr(output, "last_hidden_state", None)
+        self.last_states = states.shape[1] if states is not None and states.ndim == 3 else None
+        for call in calls:
+            windows = find_windows(call, crop.rows, crop.columns) if self._mask_ratio is None else None
+            if windows is None or windows.order.shape[1] != call.place.length:
+                raise InvalidCheckpoint.at(
+                    "checkpoint",
+                    f"layer {call.place.key} attends over other tokens than its patches or windows of them, such as "
+                    "pooled ones; its weights have no keys that could be named",
+                )
+            self.windows[str(call.place.key)] = windows
+        self._size = arguments["pixel_values"].shape[-2:]
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
@@ -76,6 +97,12 @@ class EncoderInputs(InputReader):
                 raise InvalidRequest.at(field, "this model reads only images")
         images = decoded(request.images)
         arguments = self._processed(images, request.mask_seed)
+        if self._size is not None and self._size != (size := arguments["pixel_values"].shape[-2:]):
+            raise InvalidRequest.at(
+                "images",
+                f"the image processor makes a picture of {size[0]} × {size[1]} pixels of it; the windows of this model "
+                f"are known for {self._size[0]} × {self._size[1]}. Send an image of that form",
+            )
         mask, length = arguments.get("pixel_attention_mask"), _rows_of_patches(arguments)
         rows = [self._tokens(number, image, length, request.mask_seed) for number, image in enumerate(images)]
         length = len(rows[0])
@@ -165,14 +192,10 @@ def patch_tokens(
             run(arguments | {"pixel_values": each})
     finally:
         undo()
-    change = (states[1] - states[0])[-1].norm(dim=-1)
+    if pixels.ndim == 4 and len(states[0]) != len(pixels):
+        raise InvalidCheckpoint.at("checkpoint", "its layers attend over parts of an image, such as those of MobileViT")
+    change = (states[1] - states[0])[-1].norm(dim=-1).flatten()  # of a state [B, L, width], or of a grid
     return len(change), int(change.argmax()) + 1 - crop.rows * crop.columns
-
-
-def patch_name(patch: Patch, images: int, *, crops: bool = False) -> str:
-    """A patch for reading: ``[row,column]``, with the image before and the crop behind it where there are several."""
-    image, crop = f"{patch.image}:" if images > 1 else "", f"/{patch.crop}" if crops else ""
-    return f"[{image}{patch.row},{patch.column}]{crop}"
 
 
 def patch_size(config: Any) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from attention_service.models.inputs.images.encoder_inputs import (
     SHORT,
     gray,
     in_their_place,
-    patch_name,
     patch_size,
     patch_tokens,
     token_names,
@@ -26,7 +25,7 @@ from attention_service.models.inputs.images.encoder_inputs import (
 from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Span, Stack, Tokens, parted_answer
 from attention_service.models.inputs.model_inputs import InputReader, default_template
-from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of
+from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, patch_name
 from attention_service.models.passes.attention_places import AttentionPlace
 
 _MERGES: Final = range(1, 17)

@@ -21,6 +21,7 @@ from transformers import (
     CONFIG_MAPPING,
     GenerationConfig,
     PreTrainedModel,
+    Siglip2ImageProcessorPil,
     ViTImageProcessorPil,
     WhisperFeatureExtractor,
 )
@@ -33,16 +34,20 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.schemas.openai import Completion, CompletionRequest
+from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.validation import validate
 from attention_contract.wire import to_json
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.pair_similarity import pair_similarity_reply, plan_pair_similarity
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, generate, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.head_kinds import head_kind
+from attention_service.models.input_kinds import PAIRS
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.images.prompt_inputs import image_tokens
 from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
@@ -143,7 +148,10 @@ def forms_of(kind: str) -> list[str]:
 
 @cache
 def class_of(kind: str) -> Any:
-    """Return the class of a model type that is compared, if it has one: of a pair of encoders the one of images."""
+    """Return the class of a model type that is compared, if it has one.
+
+    Of a pair of encoders that is loaded as such both; of others the one of images.
+    """
     mapping = next(mapping for mapping in _HEADS if kind in getattr(modeling_auto, mapping))
     names = getattr(modeling_auto, mapping)[kind]
     name = names if isinstance(names, str) else names[0]
@@ -151,7 +159,8 @@ def class_of(kind: str) -> Any:
         config = CONFIG_MAPPING[kind]()
     except Exception:  # one that needs entries
         config = None
-    pair = config is not None and {"vision_config", "text_config"} <= vars(config).keys() and not image_tokens(config)
+    pair = kind not in PAIRS and config is not None and not image_tokens(config)
+    pair = pair and {"vision_config", "text_config"} <= vars(config).keys()
     halves = [name.removesuffix("Model") + end for end in _VISION] if pair else []
     return next((found for each in (*halves, name) if (found := getattr(transformers, each, None)) is not None), None)
 
@@ -271,14 +280,20 @@ _SECONDS = 1.95
 
 def _processor(model: PreTrainedModel) -> Any:
     """Return the processor of images, of the model's size or of four patches, or of sounds."""
+    if model.config.model_type in PAIRS:
+        return _pictures(model.config.vision_config)
     if model.main_input_name == "input_features":
         return _extractor(model.config)
     if model.main_input_name == "input_values":
         kind = model.config.model_type
         return sounds.extractor(kind if kind in sounds.HEARS else "wav2vec2")
-    if model.main_input_name != "pixel_values":
-        return None
-    size = getattr(model.config, "image_size", None) or 8
+    return _pictures(model.config) if model.main_input_name == "pixel_values" else None
+
+
+def _pictures(config: Any) -> Any:
+    if config.model_type.startswith("siglip2"):
+        return Siglip2ImageProcessorPil(patch_size=config.patch_size, max_num_patches=16)
+    size = getattr(config, "image_size", None) or 8
     height, width = (size, size) if isinstance(size, int) else size[-2:]
     return ViTImageProcessorPil(size={"height": height, "width": width})
 
@@ -294,7 +309,9 @@ def _extractor(config: Any) -> Any:
 
 
 def input_of(loaded: LoadedModel) -> dict[str, Any]:
-    """Return the text of ``IDS``, or an image or a sound for a model that reads one."""
+    """Return the text of ``IDS``, an image or a sound for a model that reads one, or a text and an image for a pair."""
+    if isinstance(loaded.reader, PairInputs):
+        return {"tokens": IDS, "images": [sent(noise(24, 16))]}
     if isinstance(loaded.reader, SoundInputs):
         return {"audio": [sounds.sent(sounds.speech(_SECONDS))]}
     if not isinstance(loaded.reader, EncoderInputs):
@@ -310,6 +327,9 @@ def arguments_of(loaded: LoadedModel, tokens: Any = None) -> dict[str, Any]:
 
 
 def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    if isinstance(loaded.reader, PairInputs):
+        found.whole = _pair_error(model, loaded)
+        return
     with torch.no_grad():
         expected = model(**arguments_of(loaded))
         output = loaded.run(
@@ -328,6 +348,27 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
             )
 
 
+def _pair_error(model: PreTrainedModel, loaded: LoadedModel) -> float:
+    """The largest difference of the vectors of a text and of an image, and of their cosine."""
+    pair: Any = model
+    own, named = arguments_of(loaded), [{"tokens": IDS}, {"images": [sent(noise(24, 16))]}]
+    texts = {name: x for name, x in own.items() if name in {"input_ids", "attention_mask"}}
+    pixels = {name: x for name, x in own.items() if name not in texts and name not in {"return_dict", "use_cache"}}
+    with torch.no_grad():
+        expected = [pair.get_text_features(**texts), pair.get_image_features(**pixels)]
+    vectors = [each.pooler_output[0] for each in expected]
+    replies = [forward_reply(loaded, ModelForwardRequest(**given, return_=["pooled"])) for given in named]
+    request = TextSimilarityRequest(pairs=[["the cat sat", named[1]["images"][0]]])
+    similarity = pair_similarity_reply(loaded, request, plan_pair_similarity(loaded, request)).similarity
+    with torch.no_grad():
+        ids = check_request(loaded, ModelForwardRequest(text="the cat sat")).inputs.arguments["input_ids"]
+        text = pair.get_text_features(ids).pooler_output[0]
+    cosine = torch.cosine_similarity(text, vectors[1], dim=0)
+    return max(
+        abs(similarity[0] - float(cosine)), *(error(x.pooled, own) for x, own in zip(replies, vectors, strict=True))
+    )
+
+
 def _result_of(output: Any) -> str:
     """The name of what a model computes of a whole text or image."""
     named = ("logits", "last_hidden_state", "pooler_output", "image_embeds")
@@ -341,15 +382,20 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     if found.way == "observed":
         returned = returned_weights(model, arguments_of(loaded))
         layers = [np.asarray(layer.weights) for layer in forward_reply(loaded, request).layers]
-        nearest = [[error(_alike(x, own), own) for own in returned if own.shape == x.shape] for x in layers]
-        if all(nearest):
-            found.weights = max(map(min, nearest))
+        apart = [[_apart(x, own) for own in returned if own.shape == x.shape] for x in layers]
+        if all(apart) and len(returned) < len(layers):
+            found.reasons["weights"] = "the model returns those of some layers; others are compared by their products"
+            apart = [[_apart(x, own) for x in layers if own.shape == x.shape] for own in returned]
+        if all(apart) and apart:
+            found.weights = max(map(min, apart))
         else:
             found.reasons["weights"] = "the model returns none; those are compared by their products with the values"
         return
-    expected = eager_weights(model, arguments_of(loaded))
+    arguments = arguments_of(loaded)
+    run = loaded.reader.module(model, arguments)
+    expected = eager_weights(model, arguments, run, of_batches=_has_windows(loaded))
     layers = forward_reply(loaded, request).layers
-    pairs = [(np.asarray(layer.weights), own) for layer, own in zip(layers, expected, strict=True)]
+    pairs = [(np.asarray(layer.weights).reshape(own.shape), own) for layer, own in zip(layers, expected, strict=True)]
     errors = [error(weights, own) for weights, own in pairs]
     if max(errors) > CLOSE:
         shares = [error(weights / weights.sum(-1, keepdims=True), own) for weights, own in pairs]
@@ -359,10 +405,10 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     found.weights = max(errors)
 
 
-def _alike(weights: np.ndarray, own: torch.Tensor) -> np.ndarray:
-    """The weights, or their means over heads if the model returns those, as WavLM does."""
+def _apart(weights: np.ndarray, own: torch.Tensor) -> float:
+    """The difference of weights from those of a model, or of their means over heads if it returns these (WavLM)."""
     means = own.shape[0] > 1 and torch.equal(own, own[:1].expand(own.shape))
-    return np.broadcast_to(weights.mean(0, keepdims=True), weights.shape) if means else weights
+    return error(np.broadcast_to(weights.mean(0, keepdims=True), weights.shape) if means else weights, own)
 
 
 def _attentions(loaded: LoadedModel) -> list[LayerKey]:
@@ -391,18 +437,33 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [x for each in value for x in tensors(each)] if isinstance(value, tuple | list) else []
 
 
-def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the weights ``[H, Lq, Lk]`` of each attention as it runs, by the eager function of the model's file."""
+def _has_windows(loaded: LoadedModel) -> bool:
+    return any(place.windows is not None for place in loaded.places.values())
+
+
+def eager_weights(
+    model: PreTrainedModel,
+    arguments: dict[str, Any],
+    run: Callable[..., Any] | None = None,
+    *,
+    of_batches: bool = False,
+) -> list[torch.Tensor]:
+    """Return the weights ``[H, Lq, Lk]`` of each attention as it runs, by the eager function of the model's file.
+
+    ``run`` runs a pair of encoders, the one of texts first.
+    ``of_batches``: those of every window ``[W, H, T, T]``.
+    """
     weights: list[torch.Tensor] = []
     modules: list[torch.nn.Module] = []
 
     def recording(eager: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(module: torch.nn.Module, *tensors: Any, **options: Any) -> Any:
             output, found = eager(module, *tensors, **options)
+            own = found if of_batches else found[0]
             # A second call with the same weights is for other values.
-            if not (modules and modules[-1] is module and torch.equal(weights[-1], found[0])):
+            if not (modules and modules[-1] is module and torch.equal(weights[-1], own)):
                 modules.append(module)
-                weights.append(found[0])
+                weights.append(own)
             return output, found
 
         return recorded
@@ -411,7 +472,7 @@ def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[tor
         for file in {type(one.module).__module__ for one in attention_modules(model)}:
             own = f"{file}.eager_attention_forward"
             stack.enter_context(patch(own, recording(sys.modules[file].eager_attention_forward)))
-        model(**arguments)
+        (run or model)(**arguments)
     return weights
 
 
@@ -462,7 +523,7 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
         key: [edit for edit in nothing if place.taps is None or edit.tap in place.taps]
         for key, place in (loaded.places or loaded.implicit).items()
     }
-    if isinstance(loaded.reader, EncoderInputs | SoundInputs):
+    if isinstance(loaded.reader, EncoderInputs | SoundInputs | PairInputs):
         edited = forward_reply(
             loaded, ModelForwardRequest(**input_of(loaded), layers=layers, return_=taps, edits=edits)
         )

@@ -57,6 +57,10 @@ _NAMED: Final = frozenset(
     | {"out_features", "out_indices", "stage_names"}
 )
 
+_SWIN: Final = {
+    "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2, "drop_path_rate": 0.0,
+}  # fmt: skip
+_SAM: Final = {"window_size": 3, "global_attn_indexes": [1]}
 OWN: Final[dict[str, dict[str, Any]]] = {
     "axk1": {"head_dim": 4},
     "bamba": {"attn_layer_indices": [1]},
@@ -134,6 +138,10 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "longformer": {"attention_window": [4, 4]},
     "ministral": {"head_dim": 8},
     "nemotron_h": {"n_groups": 2},
+    "siglip2_text_model": {"projection_size": 32},
+    "siglip_text_model": {"projection_size": 32},
+    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _SWIN),
+    **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model", "sam3_vit_model"), _SAM),
     "yolos": {"image_size": [8, 8], "num_detection_tokens": 2},
     "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32},
     "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32},

@@ -20,8 +20,9 @@ difference, as a share of the largest number that is compared.
   *observed* where the model computes its weights itself ([more](models.md#computed-or-observed)). A model whose
   layers all mix tokens by a running state has no attention, and no way.
 - *whole*: the logits of a text of 9 tokens, or its last hidden states; of a model that reads images alone, those of
-  an image. *weights*: those of every attention, by the eager function of the model's own file, or as the model
-  returns them itself (`output_attentions`).
+  an image; of a pair of encoders, the vectors of a text and of an image, and the similarity of both.
+- *weights*: those of every attention, by the eager function of the model's own file, or as the model returns them
+  itself (`output_attentions`).
 - *gradients*: of log p(token) after the text, by the embeddings of its tokens.
 - *tokens*: those of `generate` for each of three prompts alone, 6 after each: the likeliest, and those drawn after a
   seed. Here the three run at once.
@@ -36,7 +37,8 @@ difference, as a share of the largest number that is compared.
 - *forms*: the heads besides that for tokens with which its checkpoints open: *classes* of texts, of *tokens* or of
   *images*, *answers* in a text, a *choice* of texts. Their numbers are not compared here.
 
-**{whole} model types are whole**, {observed} of them observed: every number compared differs by less than {close:g}.
+**{whole} model types are whole**, of {all} that predict tokens or read tokens, images or sounds. {observed} of them are
+observed. Every number compared differs by less than {close:g}.
 {most}
 Of those that generate, texts of any lengths share passes in {unlike}, texts of one length in {alike} more, and none in
 {apart}; joined logits differ by at most {joined:.1e} of the largest (the bound is {bound:g}).
@@ -80,12 +82,19 @@ def page(found: Sequence[Found]) -> str:
         unlike=kinds["unlike"], alike=kinds["alike"], apart=kinds["no"], bound=BOUND,
         joined=max((each.apart or 0 for each in whole), default=0),
         date=date.today(), transformers=version("transformers"), torch=version("torch").partition("+")[0],
-        whole=len(whole), observed=sum(each.way == "observed" for each in whole), close=CLOSE,
+        whole=len(whole), all=len(ordered), observed=sum(each.way == "observed" for each in whole), close=CLOSE,
         most=f"The largest difference of a whole pass is {largest:.1e}.",
         rows="\n".join(map(_row, whole)), parts="\n".join(_parts(whole)),
         reasons="; ".join(f"{count} {reason}" for reason, count in counts.most_common()) + ".",
         others="\n".join(f"| {each.kind} | {_cell(_why(each))} |" for each in others),
     )  # fmt: skip
+
+
+def summary(found: Sequence[Found]) -> str:
+    """Say in one line how many types are whole."""
+    whole = [each for each in found if each.equal]
+    observed = sum(each.way == "observed" for each in whole)
+    return f"{len(whole)} of {len(found)} types whole, {observed} of them observed"
 
 
 def _row(each: Found) -> str:

@@ -1,6 +1,8 @@
 """The walk finds what it says: types that are whole, and types that are refused; the page has what it found."""
 
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from transformers.models.auto import modeling_auto
@@ -8,8 +10,9 @@ from transformers.models.auto import modeling_auto
 from tests.docs.snippets import ROOT
 from tests.models_walk.compared import CLOSE, Found, error, limited, prepare
 from tests.models_walk.joined import BOUND
+from tests.models_walk.kept_walk import KeptWalk, walk
 from tests.models_walk.small_configs import SMALL, shrunk
-from tests.models_walk.table_page import page
+from tests.models_walk.table_page import page, summary
 
 PAGE = ROOT / "docs" / "models-table.md"
 FEW = {
@@ -87,6 +90,38 @@ def test_errors_are_shares_of_the_largest_number():
     assert error([float("nan")], [1.0]) == float("inf")
     with pytest.raises(ValueError, match="shapes"):
         error([1.0], [1.0, 2.0])
+
+
+def counted(kind, device):
+    """Find a type whole, unless its name says otherwise; runs in a process."""
+    if kind == "killer":
+        os._exit(1)
+    return Found(kind, "Net", whole=0.0 if kind != "odd" else None, way="computed", reasons={"whole": kind})
+
+
+def test_a_walk_goes_on_where_it_was_interrupted(tmp_path, capsys):
+    file = tmp_path / "walk.jsonl"
+    first = KeptWalk(file, "cpu", resumes=False, code="a")
+    walk(["net", "odd"], first, 2, counted, ThreadPoolExecutor)
+    found = walk(["net", "odd", "other"], KeptWalk(file, "cpu", resumes=True, code="a"), 2, counted, ThreadPoolExecutor)
+    assert [each.kind for each in found] == ["net", "odd", "other"]
+    assert [each.equal for each in found] == [True, False, True]
+    assert capsys.readouterr().out.count("Found(kind='net'") == 1
+    assert summary(found) == "2 of 3 types whole, 0 of them observed"
+    assert KeptWalk(file, "cpu", resumes=True, code="a").found.keys() == {"net", "odd", "other"}
+    with file.open("a") as cut:  # a line that was not written to its end
+        cut.write('{"kind": "half')
+    assert len(KeptWalk(file, "cpu", resumes=True, code="a").found) == 3
+    assert not KeptWalk(file, "cpu", resumes=True, code="b").found
+    assert "begins anew" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_type_that_ends_its_process_leaves_the_others(tmp_path):
+    kept = KeptWalk(tmp_path / "walk.jsonl", "cpu", resumes=False, code="a")
+    found = walk(["killer", "net"], kept, 2, counted)
+    assert [each.equal for each in found] == [False, True]
+    assert "process ended" in found[0].reasons["whole"]
 
 
 def test_the_page_says_what_was_found():

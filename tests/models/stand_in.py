@@ -43,7 +43,7 @@ class StandIn:
         return self.held
 
     def adapter_bytes(self):
-        return 0
+        return {}
 
     def recover(self, fault):
         if str(fault) == "lost":

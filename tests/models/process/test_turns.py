@@ -53,7 +53,7 @@ class Model:
         return None
 
     def adapter_bytes(self):
-        return 0
+        return {}
 
     def recover(self, fault):
         pass

@@ -25,7 +25,7 @@ from benchmarks.tables import short, table
 ROUNDS, CALLERS = 12, 12
 ADAPTERS: Final = ("one", "two")
 RANK: Final = 8
-ASKED: Final = ("generation", "forward, 13 tokens", "weights and statistics, 13 tokens")
+KINDS: Final = ("generation", "forward, 13 tokens", "weights and statistics, 13 tokens")
 """The cases of ``benchmarks.callers`` that are measured."""
 TEXT = f"""A Llama of 6 layers of 6 heads and 384 features with random parameters, float32, tokens in, and two LoRA
 adapters of rank {RANK} on all its projections. {CALLERS} callers send one request each at once; {NEW} greedy tokens a
@@ -75,7 +75,7 @@ def rows(rounds: int, threads: int, folder: Path) -> Iterator[str]:
     settings = {"ATTENTION_THREADS": str(threads)}
     with running(address, port, "/health/ready", cores_for(2)[0], settings, folder / "log") as process:
         server = Server(f"http://127.0.0.1:{port}", process)
-        for name, lengths, body, _ in [case for case in cases() if case[0] in ASKED]:
+        for name, lengths, body, _ in [case for case in cases() if case[0] in KINDS]:
             texts = texts_of(CALLERS, lengths, CALLERS)
             found = []
             for number in range(rounds + 1):  # the first warms up

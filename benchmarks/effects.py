@@ -41,8 +41,8 @@ def one_by_one(loaded: LoadedModel, ids: list[int], token: int) -> np.ndarray:
     found = np.zeros((loaded.model.config.n_layer, loaded.model.config.n_head))
     for layer, head in np.ndindex(found.shape):
         edits = {str(layer): [{"tap": "context", "heads": [head], "set": 0}]}
-        asked = {"tokens": ids, "edits": edits, "return": ["logits"]}
-        logits = np.asarray(forward_reply(loaded, validate(ModelForwardRequest, asked)).logits[0], np.float64)
+        fields = {"tokens": ids, "edits": edits, "return": ["logits"]}
+        logits = np.asarray(forward_reply(loaded, validate(ModelForwardRequest, fields)).logits[0], np.float64)
         found[layer, head] = logits[token] - np.logaddexp.reduce(logits)
     return found
 

@@ -29,7 +29,7 @@ sent. Seconds are those of the processor.
 {IN_TURN}
 """
 PROMPT, NEW, ROUNDS = 12, 48, 12
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "statistics of every layer": {"attention": {}},
     "statistics and three keys": {"attention": {"top_k": 3}},
@@ -57,7 +57,7 @@ def rows(width: int, rounds: int) -> Iterator[tuple[str, ...]]:
     loaded = LoadedModel("llama", llama(width), letters(), Device.open("cpu", 1))
     for count in (1, 8):
         prompts = [[5] * PROMPT] * count
-        own = {name: timer(loaded, prompts, more) for name, more in ASKED.items()}
+        own = {name: timer(loaded, prompts, more) for name, more in REQUESTS.items()}
         seconds: dict[str, list[float]] = {name: [] for name in own}
         theirs: dict[str, list[float]] = {name: [] for name in own}
         for number in range(rounds + 1):  # the first warms up

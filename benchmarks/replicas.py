@@ -30,7 +30,7 @@ from benchmarks.tables import short, table
 from benchmarks.workloads import WORKLOADS, Workload
 
 CONNECTIONS, SECONDS = 64, 3
-ASKED = WORKLOADS["W1"], WORKLOADS["W2"]
+MEASURED = WORKLOADS["W1"], WORKLOADS["W2"]
 MODULES = 10, 100, 1000
 REPLICAS = 10, 100, 1000
 TEXT = """All on the same {cores} cores: the processes, HAProxy and the load generator ({generator}), {connections}
@@ -59,9 +59,9 @@ def rates(processes: tuple[int, ...], rounds: int, folder: Path) -> Iterator[str
         servers = {n: _started(stack, n, folder) for n in (0, *processes)}
         time.sleep(2)  # in which HAProxy finds the last process
         for server in servers.values():
-            for workload in ASKED:
+            for workload in MEASURED:
                 create_module(server.url, workload)
-        for workload in ASKED:
+        for workload in MEASURED:
             found = _found(servers, workload, rounds, cores, folder)
             yield f"## {workload.name}: {workload.text}\n"
             yield table(

@@ -97,10 +97,10 @@ def _facts(random: Random, count: int) -> list[_Fact]:
 def _story(random: Random) -> str:
     """Tell two to four facts, and tell them again."""
     facts = _facts(random, random.randint(2, 4))
-    told = [_sentence(random.choice(fact.tellings)) for fact in facts]
+    sentences = [_sentence(random.choice(fact.tellings)) for fact in facts]
     again = [f"{random.choice(['Then', 'So', 'Again'])} {random.choice(fact.tellings)}." for fact in facts]
     random.shuffle(again)
-    return " ".join(told + again)
+    return " ".join(sentences + again)
 
 
 def _giving(random: Random) -> str:
@@ -163,11 +163,11 @@ def _sequence(random: Random) -> str:
 def _conversation(random: Random) -> str:
     """Tell facts, and ask for them."""
     facts = _facts(random, random.randint(1, 3))
-    told = " ".join(_sentence(random.choice(fact.tellings)) for fact in facts) if random.random() < 0.9 else ""
+    story = " ".join(_sentence(random.choice(fact.tellings)) for fact in facts) if random.random() < 0.9 else ""
     text = ""
     for number, fact in enumerate(random.sample(facts, random.randint(1, len(facts)))):
-        asked = " ".join(part for part in (told if number == 0 else "", fact.question) if part)
-        text += f"{QUESTION}{asked}{END}{ANSWER}{_sentence(fact.answer)}{END}"
+        question = " ".join(part for part in (story if number == 0 else "", fact.question) if part)
+        text += f"{QUESTION}{question}{END}{ANSWER}{_sentence(fact.answer)}{END}"
     return text.removesuffix(END)
 
 

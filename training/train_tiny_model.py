@@ -88,12 +88,12 @@ def untrained() -> LlamaForCausalLM:
         first.k_proj.bias[: HEAD // 2] = 6.0
         first.q_proj.bias[:HEAD] = 6.0 * torch.cat([angles.cos(), -angles.sin()])  # the key's, one token further
         seen = torch.randn(HEAD, WIDTH) / WIDTH**0.5
-        told = torch.linalg.qr(torch.randn(WIDTH, HEAD)).Q
+        basis = torch.linalg.qr(torch.randn(WIDTH, HEAD)).Q
         first.v_proj.weight[:HEAD] = seen
-        first.o_proj.weight[:, :HEAD] = 0.15 * told
+        first.o_proj.weight[:, :HEAD] = 0.15 * basis
         slow = [*range(3, HEAD // 2), *range(3 + HEAD // 2, HEAD)]  # pairs that turn little over a text
         second.q_proj.weight[slow] = 2.0 * seen[slow]
-        second.k_proj.weight[slow] = 2.0 * told.T[slow]
+        second.k_proj.weight[slow] = 2.0 * basis.T[slow]
     return model
 
 
@@ -220,17 +220,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
-    words = tokenizer(islice(documents(asked.seed), 20_000))
-    model = stored(train(words, asked.seed, asked.steps))
+    words = tokenizer(islice(documents(arguments.seed), 20_000))
+    model = stored(train(words, arguments.seed, arguments.steps))
     found = measured(model, words)
-    words.save_pretrained(asked.output)
-    model.half().save_pretrained(asked.output)
-    (asked.output / "generation_config.json").unlink()  # the defaults
+    words.save_pretrained(arguments.output)
+    model.half().save_pretrained(arguments.output)
+    (arguments.output / "generation_config.json").unlink()  # the defaults
     minutes = (time.monotonic() - began) / 60
-    (asked.output / "README.md").write_text(card(found, asked.seed, asked.steps, minutes))
+    (arguments.output / "README.md").write_text(card(found, arguments.seed, arguments.steps, minutes))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from attention_client.connection_settings import (
     server_url,
     trusted_by,
 )
-from attention_client.plots import AsyncPlot, Plot, asked_picture
+from attention_client.plots import AsyncPlot, Plot, picture_request
 from attention_client.raw_responses import kept_response
 from attention_client.retry import Attempts
 from attention_client.trace_context import trace_requests
@@ -59,7 +59,7 @@ class Exchange(Generic[ReplyT]):
     @classmethod
     def of(cls, call: Call[ReplyT], policy: Policy) -> "Exchange[ReplyT]":
         """Encode a call under the policy of its client."""
-        if (picture := asked_picture.get()) is not None:
+        if (picture := picture_request.get()) is not None:
             call = picture.drawn(call)
         policy = policy.changed(call.options)
         message = call.encode(policy.media_type)

@@ -44,11 +44,11 @@ class Drawn:
     @contextmanager
     def in_calls(self) -> Iterator[None]:
         """Ask for pictures in the calls that this thread or task makes within."""
-        token = asked_picture.set(self)
+        token = picture_request.set(self)
         try:
             yield
         finally:
-            asked_picture.reset(token)
+            picture_request.reset(token)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class AsyncPlot(Drawn):
             return _picture(await method(*args, **kwargs))
 
 
-asked_picture: ContextVar[Drawn | None] = ContextVar("asked_picture", default=None)
+picture_request: ContextVar[Drawn | None] = ContextVar("picture_request", default=None)
 """The form of the pictures that the caller asked for; None for replies as numbers."""
 
 

@@ -100,7 +100,7 @@ class _Parts:
         self._content: list[bytes] = []
         self.callbacks: Any = {
             "on_part_begin": self._begin, "on_part_data": self._data, "on_part_end": self._end,
-            "on_header_field": self._field, "on_header_value": self._told, "on_header_end": self._header_end,
+            "on_header_field": self._field, "on_header_value": self._value_part, "on_header_end": self._header_end,
             "on_end": self._finish,
         }  # fmt: skip
 
@@ -112,7 +112,7 @@ class _Parts:
     def _field(self, data: bytes, start: int, end: int) -> None:
         self._header = self._limited(self._header + data[start:end])
 
-    def _told(self, data: bytes, start: int, end: int) -> None:
+    def _value_part(self, data: bytes, start: int, end: int) -> None:
         self._value = self._limited(self._value + data[start:end])
 
     def _limited(self, header: bytes) -> bytes:

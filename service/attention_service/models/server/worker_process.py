@@ -37,7 +37,7 @@ _LOOK_S: Final = 0.1
 """Seconds between two looks at a process of which somebody waits for a message."""
 _REST_S: Final = 10.0
 """The same of one that nobody waits for, and that computes nothing."""
-_TOLD_AFTER: Final = 0.25
+_NOTICE_AFTER: Final = 0.25
 """Share of the patience after which it is told that a process stands still."""
 _GRACE_S: Final = 2.0
 """Seconds that a process has to end by itself."""
@@ -139,7 +139,7 @@ class WorkerProcess:
     @property
     def stands_s(self) -> float:
         """Seconds for which it stands still, computing nothing although it is asked; 0 if these are few."""
-        return self._idle_s if self._waiters and self._idle_s > _TOLD_AFTER * self._patience_s else 0.0
+        return self._idle_s if self._waiters and self._idle_s > _NOTICE_AFTER * self._patience_s else 0.0
 
     async def load(self, facts: dict[str, Any], progress: Callable[[float], None]) -> dict[str, Any]:
         """Have it load its model, and return what it tells of it. Raises what the load does, and ``fault``."""

@@ -74,6 +74,27 @@ def test_a_type_without_attention_is_whole(kind):
     assert found.generated
 
 
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [("wavlm", "observed"), ("swin", "computed"), ("swinv2", "observed"), ("sam_vision_model", "observed")],
+)
+def test_a_type_that_hears_or_attends_within_windows_is_whole(kind, way):
+    found = limited(kind)
+    assert found.equal, found
+    assert found.way == way
+    assert (found.weights is None) == (kind == "sam_vision_model")  # which returns none
+    assert (found.weights or 0) < CLOSE
+    assert found.invariants < CLOSE
+
+
+def test_a_pair_of_encoders_is_compared_as_a_pair():
+    found = limited("clip")
+    assert found.equal, found
+    assert (found.architecture, found.layers) == ("CLIPModel", 4)
+    assert found.weights < CLOSE
+    assert found.invariants < CLOSE
+
+
 def test_a_type_without_weights_over_pairs_is_refused():
     assert "passes no attention" in limited("fnet").reasons["whole"]
 

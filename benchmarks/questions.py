@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from attention_client import Client
-from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, StatisticName
+from attention_contract.schemas.weights import NEEDS_NEEDLE, OF_SOME_ATTENTIONS, StatisticName
 from benchmarks.page import parser, publish
 from benchmarks.processes import Running, cores_for, free_port, running, surroundings
 from benchmarks.tables import short, table
@@ -34,7 +34,9 @@ CONFIG: Final = {
     "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 8, "max_position_embeddings": 4096,
 }  # fmt: skip
-STATISTICS: Final = tuple(name for name in get_args(StatisticName) if name not in {"classes", *OF_SOME_ATTENTIONS})
+STATISTICS: Final = tuple(
+    name for name in get_args(StatisticName) if name not in {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE}
+)
 EAGER: Final = "eager, weights"
 TEXT = """A Llama of 4 layers, 8 heads and 256 features with random parameters, float32, tokens in. `s` are the
 processor seconds (user and system) of the server and of the model's process together, and `wall` the seconds that the

@@ -138,6 +138,7 @@ class SurveyFields(CallOptions, total=False):
     audio: Sequence[AudioLike] | None
     layers: Literal["all"] | Sequence[LayerRef] | None
     edits: Mapping[str, Sequence[EditLike]] | None
+    answer: str | Sequence[str] | None
     statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
 
 

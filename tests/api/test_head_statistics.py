@@ -119,6 +119,43 @@ def test_the_mass_of_a_learned_sink_is_its_share_of_the_softmax(http, rng):
         assert refuse(http, "/v1/attention/weights", **other)["param"] == "statistics.0"
 
 
+def copied(weights, tokens, following, needle):
+    """The needle's keys that a head copies: those most attended by a query that their token comes after."""
+    keys = set()
+    for row, token in zip(weights, following, strict=True):
+        key = max(range(len(row)), key=lambda j: row[j])
+        if key in needle and tokens[key] == token:
+            keys.add(key)
+    return len(keys) / len(needle) if needle else np.nan
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_retrieval_is_the_share_of_a_needle_that_is_copied(http, rng, causal):
+    x, tokens = 3 * rng.normal(size=(2, 3, 40, 4)), rng.integers(0, 3, (2, 40))
+    needle = np.zeros((2, 40), bool)
+    needle[0, 3:15] = True  # the second text has none
+    fields = {
+        "query": x.tolist(),
+        "spec": {"masks": [{"name": "causal"}]} if causal else {},
+        "statistics": ["retrieval"],
+    }
+    options = {"tokens": tokens.tolist(), "needle": needle.tolist()}
+    reply = post(http, "/v1/attention/weights", **fields, statistic_options=options)
+    answered = np.where(np.arange(40) >= 20, np.roll(tokens, -1), -1)
+    last = post(
+        http, "/v1/attention/weights", **fields, statistic_options=options | {"next_tokens": answered.tolist()}
+    )  # fmt: skip
+    weights, found = np.array(reply["weights"], np.float64), []
+    for head in range(3):
+        following = [*tokens[0, 1:], -1]
+        found.append(copied(weights[0, head], tokens[0], following, range(3, 15)))
+        np.testing.assert_allclose(reply["statistics"]["retrieval"][0][head], found[-1], rtol=1e-6)
+        own = copied(weights[0, head], tokens[0], answered[0], range(3, 15))
+        np.testing.assert_allclose(last["statistics"]["retrieval"][0][head], own, rtol=1e-6)
+    assert reply["statistics"]["retrieval"][1] == ["NaN"] * 3
+    assert 0 < min(found) <= max(found) < 1
+
+
 def test_tokens_of_queries_may_be_given(http, rng):
     q, k = rng.normal(size=(3, 4)).tolist(), rng.normal(size=(5, 4)).tolist()
     options = {"tokens": [1, 2, 3, 1, 9], "query_tokens": [0, 0, 1]}
@@ -136,6 +173,14 @@ def test_tokens_of_queries_may_be_given(http, rng):
     [
         ({"statistics": ["induction"]}, "statistic_options.tokens", "invalid_request"),
         ({"statistics": ["classes"]}, "statistic_options.classes", "invalid_request"),
+        ({"statistics": ["retrieval"]}, "statistic_options.tokens", "invalid_request"),
+        (
+            {"statistics": ["retrieval"], "statistic_options": {"tokens": [1, 2]}},
+            "statistic_options.needle",
+            "invalid_request",
+        ),
+        ({"statistic_options": {"needle": [True]}}, "statistic_options.needle", "shape_mismatch"),
+        ({"statistic_options": {"next_tokens": [1, 2, 3]}}, "statistic_options.next_tokens", "shape_mismatch"),
         (
             {"statistics": ["classes"], "statistic_options": {"token_classes": {"x": [1]}}},
             "statistic_options.tokens",

@@ -256,7 +256,12 @@ def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http)
 
 @pytest.mark.parametrize(
     ("asked", "param"),
-    [({"layers": ["layers.7"]}, "layers"), ({"statistics": ["classes"]}, "classes"), ({"window": -1}, "window")],
+    [
+        ({"layers": ["layers.7"]}, "layers"),
+        ({"statistics": ["classes"]}, "classes"),
+        ({"statistics": ["retrieval"]}, "statistics.0"),
+        ({"window": -1}, "window"),
+    ],
 )
 def test_statistics_of_missing_layers_or_classes_are_refused(http, asked, param):
     made = stored(http, file_of(seed=22)[1])

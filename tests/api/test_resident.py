@@ -147,7 +147,7 @@ async def main():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             module = {"name": "m", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
             assert (await http.post("/v1/modules", json=module)).status_code == 201
-            options = {"tokens": [1, 2, 1, 2], "classes": {"c": [True, False, True, True]}}
+            options = {"tokens": [1, 2, 1, 2], "needle": [True] * 4, "classes": {"c": [True, False, True, True]}}
             names = sorted({*get_args(StatisticName)} - OF_SOME_ATTENTIONS)
             told = {"statistics": names, "statistic_options": options, "pool": 2}
             for question, more in (

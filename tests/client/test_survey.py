@@ -350,6 +350,25 @@ def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tm
     assert "exact over 2 texts" in piped
 
 
+def test_the_command_reads_needles_from_lines_of_json(url, models, tmp_path):
+    file = tmp_path / "needles.jsonl"
+    needle = "Vubupe, Soduri, Napi."
+    lines = [
+        {"text": f"The cat sat. {needle} Vubupe,", "needle": needle},
+        {"text": f"{needle} Tom sat. Vu", "needle": needle},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    options = json.dumps({"passages": {"names": needle}})
+    out = run(url, "exact", str(file), "--by", "retrieval", "--and", "classes.names", "--statistic-options", options)
+    assert out.splitlines()[0].split()[:2] == ["head", "retrieval"]
+    assert out.splitlines()[0].rstrip().endswith("classes.names")
+    assert out.splitlines()[1].split()[0] == "L1H0"
+    file.write_text(json.dumps({"needle": "the"}))
+    result = invoke(["--url", url, "heads", "exact", str(file)])
+    assert result.exit_code == 2
+    assert "line 1 of" in " ".join(result.output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "detail"),
     [

@@ -164,3 +164,26 @@ def test_a_survey_can_be_cancelled(visit):
 def test_the_scatter_fits_on_a_phone(visit):
     page = open_found(visit)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_needle_adds_the_retrieval_score(visit, started_as_served):
+    needle = "Vubupe, Soduri, Napi."
+    texts = [f"The cat sat. {needle} Vubupe,", f"{needle} Tom sat. Vu"]
+    with Client(str(visit.http.base_url), timeout=120) as client:
+        options = {"needle": needle}
+        expected = client.models.survey("tiny", texts, statistics=["retrieval"], statistic_options=options)
+    page = visit.open("#/find?source=model:tiny&texts=own")
+    page.locator("textarea").fill("\n".join(texts))
+    page.locator("textarea").blur()
+    page.get_by_label("Needle").fill("nowhere")
+    page.get_by_role("button", name="Go through 2 texts").click()
+    page.get_by_role("alert").filter(has_text="Line 2 cannot be read").wait_for()
+    visit.refused(1)
+    page.get_by_label("Needle").fill(needle)
+    page.get_by_role("button", name="Go through 2 texts").click()
+    first = expected.ranked("retrieval")[0]
+    page.get_by_role("heading", name=f"L{first.layer}H{first.head}").wait_for()
+    assert page.get_by_role("combobox", name="Up").input_value() == "retrieval"
+    best = expected.strongest(*first, "retrieval", 1)[0]
+    page.locator(".passages button").first.filter(has_text=texts[best]).wait_for()
+    visit.drawn()

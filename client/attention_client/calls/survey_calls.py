@@ -20,21 +20,27 @@ class Surveys(Group[WayT]):
     @method
     def survey(
         self, model: str, texts: Sequence[str] | None = None, *, statistics: Sequence[StatisticName] | None = None,
-        batch: int = 16, on_texts: OnTexts | None = None, **options: Unpack[SurveyFields],
+        batch: int = 16, answer_tokens: int = 32, on_texts: OnTexts | None = None, **options: Unpack[SurveyFields],
     ) -> Flow[HeadSurvey]:  # fmt: skip
         """Return every statistic of every head of a model over many texts.
 
-        ``texts`` are by default those that ship, ``statistics`` all but ``classes``. A request has ``batch`` texts of
-        similar lengths and returns no weights; it waits for its turn, is priced and has its ``timeout`` like any other.
-        After each, ``on_texts`` is called with the number of texts that are done and that of all. ``edits`` hold in
-        every text. ``audio`` has a sound for each text, which is then its transcript, the decoder's. Raises
-        InvalidRequest that names a text, as in ``texts.3``.
+        ``texts`` are by default those that ship, ``statistics`` all that need no more than a text. A request has
+        ``batch`` texts of similar lengths and returns no weights; it waits for its turn, is priced and has its
+        ``timeout`` like any other. After each, ``on_texts`` is called with the number of texts that are done and that
+        of all. ``edits`` hold in every text. ``audio`` has a sound for each text, which is then its transcript, the
+        decoder's. Raises InvalidRequest that names a text, as in ``texts.3``.
+
+        ``retrieval`` needs a needle, a part of each text: ``statistic_options={"needle": [...]}``, one for each text or
+        one for all. It counts the tokens that ``answer`` copies, one for each text; by default, the model first
+        continues each text by its ``answer_tokens`` likeliest tokens. ``classes`` is one statistic for each of
+        ``token_classes`` and ``passages``, as in ``classes.names``.
         """
-        return surveyed(model, shipped_texts() if texts is None else texts, statistics, batch, on_texts, options)
+        texts = shipped_texts() if texts is None else texts
+        return surveyed(model, texts, statistics, batch, answer_tokens, on_texts, options)
 
     @method
     def passages(
-        self, survey: HeadSurvey, layer: LayerRef, head: int, *, by: StatisticName = "induction", count: int = 5,
+        self, survey: HeadSurvey, layer: LayerRef, head: int, *, by: str = "induction", count: int = 5,
         top_k: int = 3, **options: Unpack[CallOptions],
     ) -> Flow[list[Passage]]:  # fmt: skip
         """Return the texts in which a head is strongest by a statistic, with its weights, the strongest first."""

@@ -12,10 +12,11 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, StatisticName
+from attention_contract.schemas.weights import NEEDS_NEEDLE, OF_SOME_ATTENTIONS, StatisticName
 
-SURVEYED: Final = [name for name in get_args(StatisticName) if name not in {"classes", *OF_SOME_ATTENTIONS}]
-"""The statistics of a survey, by default all: numbers of a head. ``classes`` are several."""
+_ON_REQUEST: Final = {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE}
+SURVEYED: Final = [name for name in get_args(StatisticName) if name not in _ON_REQUEST]
+"""The statistics of a survey by default: all that need no more than a text."""
 
 
 class SurveyedHead(NamedTuple):
@@ -63,9 +64,10 @@ class HeadSurvey:
     heads: Sequence[SurveyedHead]
     """All heads, in the order of their layers."""
     values: Mapping[str, NDArray[Any]]
-    """``[T, N]`` by the name of each statistic; their formulas are those of ``HeadStatistics``."""
+    """``[T, N]`` by the name of each statistic, as in ``classes.names`` for a class; their formulas are those of
+    ``HeadStatistics``."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Edits, options of the statistics, and the sounds of the texts, which the passages are read with too."""
+    """Edits, and the answers or the sounds of the texts, which the passages are read with too."""
 
     def index(self, layer: LayerRef, head: int) -> int:
         """Return the number of a head in ``heads``. Raises InvalidRequest."""

@@ -189,7 +189,9 @@ def _config(
     """The content of ``config.json``."""
     names = {METRICS.get(name, name): name for name in survey.values}
     fields = described(HeadStatistics)
-    meanings = {metric: " ".join(str(fields[name].description).split()) for metric, name in names.items()}
+    meanings = {
+        metric: " ".join(str(fields[name.partition(".")[0]].description).split()) for metric, name in names.items()
+    }
     plots = {"histogram": "Largest weight of a text", "qk_distance_histogram": "Q-K distance"}
     plots |= {f"distribution_{metric}": f"{metric} of a text" for metric in names}
     return {

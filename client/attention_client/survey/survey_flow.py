@@ -1,7 +1,9 @@
 """The requests of a survey: batches of texts of similar lengths, then the strongest passages one by one."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +14,59 @@ from attention_client.media_files import with_media
 from attention_client.survey.head_survey import SURVEYED, HeadSurvey, Passage, SurveyedHead
 from attention_contract import operations
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_requests import ModelWeightsReply
+from attention_contract.schemas.model_requests import LayerWeights, ModelStatisticOptions, ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import MAX_TEXTS
-from attention_contract.schemas.weights import StatisticName
+from attention_contract.schemas.weights import NEEDS_NEEDLE, StatisticName
 
 OnTexts = Callable[[int, int], None]
 """Called with the number of texts that are done, and that of all."""
+_OF_A_TEXT: Final = re.compile(r"(text|answer|statistic_options\.(?:needle|passages\.[^.]+))\.(\d+)")
+"""The fields of a request with one entry for each text."""
+
+
+@dataclass(frozen=True)
+class _TextFields:
+    """The fields of a request for weights that are those of one text: a list for all texts, or one entry for each."""
+
+    options: Mapping[str, Any]
+    count: int
+
+    @property
+    def statistic_options(self) -> dict[str, Any]:
+        """The options of the statistics, as they are for all texts."""
+        given = self.options.get("statistic_options") or {}
+        return given.model_dump(exclude_unset=True) if isinstance(given, ModelStatisticOptions) else dict(given)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes of keys."""
+        given = self.statistic_options
+        return [*(given.get("token_classes") or {}), *(given.get("passages") or {})]
+
+    def check(self) -> None:
+        """Raise InvalidRequest for a list that has not one entry for each text."""
+        given = self.statistic_options
+        lists = {"answer": self.options.get("answer"), "statistic_options.needle": given.get("needle")}
+        lists |= {f"statistic_options.passages.{name}": each for name, each in (given.get("passages") or {}).items()}
+        for name, each in lists.items():
+            if each is not None and not isinstance(each, str) and len(each) != self.count:
+                raise InvalidRequest.at(name, f"expected one for each of {self.count} texts; got {len(each)}")
+
+    def of(self, chosen: Sequence[int]) -> dict[str, Any]:
+        """Return those of these texts, with a list in each."""
+
+        def own(each: str | Sequence[str]) -> list[str]:
+            return [each if isinstance(each, str) else each[text] for text in chosen]
+
+        found, given = dict(self.options), self.statistic_options
+        if found.get("answer") is not None:
+            found["answer"] = own(found["answer"])
+        if given.get("needle") is not None:
+            given["needle"] = own(given["needle"])
+        if given.get("passages"):
+            given["passages"] = {name: own(each) for name, each in given["passages"].items()}
+        return found | {"statistic_options": given} if given else found
 
 
 def surveyed(
@@ -26,19 +74,28 @@ def surveyed(
     texts: Sequence[str],
     names: Sequence[StatisticName] | None,
     batch: int,
+    answer_tokens: int,
     on_texts: OnTexts | None,
     options: Mapping[str, Any],
 ) -> Flow[HeadSurvey]:
-    """Ask for the statistics of all texts, a batch a request. Raises InvalidRequest that names the text at fault.
+    """Ask for the statistics of all texts, a batch a request, after their answers if a statistic needs these.
 
-    With ``audio`` among the options, each text is the decoder's, of the sound at its index.
+    With ``audio`` among the options, each text is the decoder's, of the sound at its index. Raises InvalidRequest that
+    names the text at fault.
     """
     fields: dict[str, Any] = with_media({"options": options})["options"]
     audio = fields.pop("audio", None)
     _check(texts, audio, batch)
     wanted = SURVEYED if names is None else [*dict.fromkeys(names)]
-    if not wanted or "classes" in wanted:
-        raise InvalidRequest.at("statistics", f"expected some of {', '.join(SURVEYED)}")
+    of_texts = _TextFields(fields, len(texts))
+    of_texts.check()
+    if not wanted or ("classes" in wanted and not of_texts.classes):
+        raise InvalidRequest.at(
+            "statistics", f"expected some of {', '.join(SURVEYED)}; or classes, with token_classes or passages"
+        )
+    if NEEDS_NEEDLE.intersection(wanted) and fields.get("answer") is None and audio is None:
+        fields |= {"answer": (yield from _answers(model, texts, batch, answer_tokens, fields))}
+        of_texts = _TextFields(fields, len(texts))
     batch = batch if audio is None else 1
     heads: list[SurveyedHead] = []
     values: dict[str, NDArray[Any]] = {}
@@ -48,28 +105,56 @@ def surveyed(
         read = {"text": [texts[at] for at in chosen]} if audio is None else _heard(audio, texts, chosen[0])
         sent = {"model": model, **read, "statistics": wanted, "return_weights": False}
         try:
-            reply: ModelWeightsReply = yield call(operations.model_weights, sent | {"options": fields})
+            reply: ModelWeightsReply = yield call(operations.model_weights, sent | {"options": of_texts.of(chosen)})
         except InvalidRequest as fault:
-            field, _, number = (fault.param or "").partition(".")
-            if field != "text" or not number.isdecimal():
-                raise
-            detail = fault.detail.removeprefix(f"{fault.param}: ")
-            raise InvalidRequest.at(f"texts.{chosen[int(number)]}", detail) from None
-        found = {
-            name: np.concatenate([np.atleast_2d(getattr(layer.statistics, name)) for layer in reply.layers], axis=1)
-            for name in wanted
-        }  # fmt: skip
-        for name, array in found.items():
+            raise _of_all_texts(fault, chosen) from None
+        by_layer = [dict(_statistics(layer, wanted)) for layer in reply.layers]
+        for name in by_layer[0]:
+            array = np.concatenate([each[name] for each in by_layer], axis=1)
             values.setdefault(name, np.empty((len(texts), array.shape[1]), array.dtype))[chosen] = array
         if not heads:
-            for layer in reply.layers:
-                count = getattr(layer.statistics, wanted[0]).shape[-1]
+            for layer, each in zip(reply.layers, by_layer, strict=True):
+                count = next(iter(each.values())).shape[1]
                 heads += [SurveyedHead(layer.layer, head) for head in range(count)]
         if on_texts is not None:
             on_texts(start + len(chosen), len(texts))
     beside = fields | {"audio": audio}
-    inputs = {name: beside[name] for name in ("edits", "statistic_options", "audio") if beside.get(name) is not None}
+    inputs = {name: beside[name] for name in ("edits", "answer", "audio") if beside.get(name) is not None}
     return HeadSurvey(model, tuple(texts), heads, values, inputs)
+
+
+def _of_all_texts(fault: InvalidRequest, chosen: Sequence[int]) -> InvalidRequest:
+    """The fault of a batch, with the number of the text at fault among all."""
+    place = _OF_A_TEXT.fullmatch(fault.param or "")
+    if place is None:
+        return fault
+    name = "texts" if place[1] == "text" else place[1]
+    return InvalidRequest.at(f"{name}.{chosen[int(place[2])]}", fault.detail.removeprefix(f"{fault.param}: "))
+
+
+def _statistics(layer: LayerWeights, names: Sequence[str]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the statistics ``[B, H]`` of a layer by name, each class by itself."""
+    for name in names:
+        found = getattr(layer.statistics, name)
+        if isinstance(found, Mapping):
+            yield from ((f"{name}.{each}", np.atleast_2d(array)) for each, array in found.items())
+        else:
+            yield name, np.atleast_2d(found)
+
+
+def _answers(model: str, texts: Sequence[str], batch: int, tokens: int, options: Mapping[str, Any]) -> Flow[list[str]]:
+    """Have the model continue each text by its likeliest tokens, a batch a request."""
+    edits = options.get("edits")
+    settings = {name: options[name] for name in CallOptions.__optional_keys__ if name in options}
+    found: list[str] = []
+    for start in range(0, len(texts), batch):
+        sent: dict[str, Any] = {"model": model, "prompt": [*texts[start : start + batch]], "max_tokens": tokens}
+        sent |= {"min_tokens": 1, "temperature": 0.0}
+        if edits is not None:
+            sent["attention"] = {"edits": edits, "statistics": []}
+        reply = yield call(operations.create_completion, sent | {"options": settings})
+        found += [choice.text for choice in sorted(reply.choices, key=lambda each: each.index)]
+    return found
 
 
 def _check(texts: Sequence[str], audio: Sequence[Any] | None, batch: int) -> None:
@@ -91,10 +176,12 @@ def _heard(audio: Sequence[Any], texts: Sequence[str], at: int) -> dict[str, Any
 
 def weights_call(survey: HeadSurvey, text: int, options: CallOptions, **fields: Any) -> Call[ModelWeightsReply]:
     """Return the request for the weights of one text, as it was surveyed."""
-    edits = {name: each for name, each in survey.inputs.items() if name == "edits"}
+    inputs = {name: each for name, each in survey.inputs.items() if name != "audio"}
+    if not isinstance(inputs.get("answer", ""), str):
+        inputs["answer"] = inputs["answer"][text]
     audio = survey.inputs.get("audio")
     read = {"text": survey.texts[text]} if audio is None else _heard(audio, survey.texts, text)
-    request = {"model": survey.model, **read, "statistics": [], **edits, **fields}
+    request = {"model": survey.model, **read, "statistics": [], **inputs, **fields}
     return call(operations.model_weights, request | {"options": options})
 
 

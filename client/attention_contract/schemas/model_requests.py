@@ -13,7 +13,7 @@ from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Select, 
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.models import LayerRef, LayerTap
-from attention_contract.schemas.prompts import ModelInput, ModelReply
+from attention_contract.schemas.prompts import MAX_TEXTS, ModelInput, ModelReply, Text
 from attention_contract.schemas.weights import (
     ClassName,
     HeadStatistics,
@@ -63,8 +63,8 @@ class ModelForwardRequest(ModelInput):
         return self
 
 
-class ModelStatisticOptions(WireModel):
-    """Options of the statistics. Token ids are those of the text."""
+class TokenStatisticOptions(WireModel):
+    """Options of the statistics of generated tokens. Token ids are those of the text."""
 
     window: int = Field(default=8, ge=0, lt=2**31)
     """Tokens to each side that ``locality`` counts."""
@@ -72,6 +72,28 @@ class ModelStatisticOptions(WireModel):
     """First keys that ``sink_share`` counts."""
     token_classes: dict[ClassName, Listed[int]] = Field(default_factory=dict, max_length=64)
     """Token ids by name: the class has the keys with one of these tokens."""
+
+
+Passage = Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
+"""A part of the text, or of the conversation; a list has one for each text."""
+
+
+class ModelStatisticOptions(TokenStatisticOptions):
+    """Options of the statistics.
+
+    A passage is where the text first has it, with the tokens whose last character is in it. Layers whose keys are no
+    tokens of the text have no key of a passage.
+    """
+
+    passages: dict[ClassName, Passage] = Field(default_factory=dict, max_length=64)
+    """Parts of the text by name: the class has the keys of this part."""
+    needle: Passage | None = None
+    """The part of the text of which ``retrieval`` counts the tokens that an answer copies."""
+
+    @property
+    def names_text(self) -> bool:
+        """True if it names parts of the text."""
+        return self.needle is not None or bool(self.passages)
 
 
 class ModelWeightsRequest(ModelInput):
@@ -91,8 +113,8 @@ class ModelWeightsRequest(ModelInput):
     """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position; of implicit
     weights without ``normalize``, max_weight alone."""
     statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
-    """Settings of the statistics: an object with ``window`` and ``sinks``, in tokens, and ``token_classes``, lists of
-    token ids by name."""
+    """Settings of the statistics: an object with ``window`` and ``sinks``, in tokens; ``token_classes``, lists of token
+    ids by name; ``passages``, parts of the text by name; and ``needle``, the part that ``retrieval`` counts."""
     normalize: Normalization | None = None
     """``absolute``: compute the statistics of the shares |w| / Σ|w| of each query. All statistics but ``max_weight``
     need it for layers with implicit weights; ``layers`` that are ``all`` leave these layers out without it."""

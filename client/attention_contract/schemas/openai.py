@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.attention import MAX_INDICES
-from attention_contract.schemas.model_requests import ModelStatisticOptions
+from attention_contract.schemas.model_requests import TokenStatisticOptions
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import (
     MAX_TEXT,
@@ -56,7 +56,7 @@ class AttentionOfTokens(WireModel):
     """The heads of each of these layers; default: all."""
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
     """The statistics of each head. Default: entropy, max_weight, mean_distance, first_key and own_position."""
-    statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
+    statistic_options: TokenStatisticOptions = Field(default_factory=TokenStatisticOptions)
     top_k: int = Field(default=0, ge=0, le=1024)
     """The number of most attended keys to name for each head; 0 for none."""
     weights: bool = False

@@ -12,11 +12,13 @@ from attention_contract.tensors import BoolArray, FloatArray, IntArray
 StatisticName = Literal[
     "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
     "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "alignment",
-    "classes", "sink_mass", "chosen_share",
+    "retrieval", "classes", "sink_mass", "chosen_share",
 ]  # fmt: skip
 """The statistics of a head."""
 OF_SOME_ATTENTIONS: Final = frozenset({"sink_mass", "chosen_share"})
 """The statistics of attentions that have a learned sink, or that choose keys."""
+NEEDS_NEEDLE: Final = frozenset({"retrieval"})
+"""The statistics of a needle in a text."""
 MAX_CLASSES = 64
 """The most classes of tokens in one request."""
 ClassName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^.]*$")]
@@ -34,8 +36,8 @@ class StatisticOptions(WireModel):
     sinks: int = Field(default=1, ge=0, lt=2**31)
     """First keys that ``sink_share`` counts."""
     tokens: IntArray | None = None
-    """``[B, Lk]`` or ``[Lk]``: the token id of each key, the past included. ``duplicate_token``, ``induction`` and
-    ``token_classes`` need it."""
+    """``[B, Lk]`` or ``[Lk]``: the token id of each key, the past included. ``duplicate_token``, ``induction``,
+    ``retrieval`` and ``token_classes`` need it."""
     query_tokens: IntArray | None = None
     """``[B, Lq]`` or ``[Lq]``: the token id of each query. Default: the token id of the key at the query's position i +
     offset; a query without such a key matches no key."""
@@ -43,6 +45,11 @@ class StatisticOptions(WireModel):
     """``[B, Lk]`` or ``[Lk]`` by name: true for the keys of a class."""
     token_classes: dict[ClassName, Listed[int]] = Field(default_factory=dict, max_length=MAX_CLASSES)
     """Token ids by name: the class has the keys with one of these tokens."""
+    needle: BoolArray | None = None
+    """``[B, Lk]`` or ``[Lk]``: true for the keys that ``retrieval`` counts."""
+    next_tokens: IntArray | None = None
+    """``[B, Lq]`` or ``[Lq]``: the token id after each query, for ``retrieval``; one that no key has leaves the query
+    out. Default: the token id of the key at position i + offset + 1; a query without such a key copies nothing."""
 
 
 class WeightsRequest(TokenLabels, AttentionInputs):
@@ -129,6 +136,9 @@ class HeadStatistics(WireModel):
     chosen_share: IfRequested[FloatArray] = ABSENT
     """Σ p over the keys that an indexer chose, p the weights of the same attention without the choice. Only layers of
     whole models choose keys; NaN for one that does not. Source: DeepSeek-AI 2025, DeepSeek-V3.2."""
+    retrieval: IfRequested[FloatArray] = ABSENT
+    """The share of the needle's keys that are copied, each counted once. A query copies its most attended key if that
+    key has the token after the query. No mean over queries; NaN without a key of the needle. Source: Wu et al. 2024."""
 
 
 class TopKeys(WireModel):

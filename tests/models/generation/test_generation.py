@@ -609,6 +609,7 @@ REFUSED = {
     "attention.edits.0.0.queries": {"attention": {"edits": {"0": [{"tap": "q", "queries": [40], "set": 0}]}}},
     "attention.keep": {"attention": {"keep": True}},
     "attention.statistic_options.token_classes": {"attention": {"statistics": ["classes"]}},
+    "attention.statistics.0": {"attention": {"statistics": ["retrieval"]}},
     "model": {"family": "bert"},
 }
 

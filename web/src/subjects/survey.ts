@@ -1,12 +1,15 @@
 /** Surveys: every statistic of every head of a model over many texts, asked for a few texts at a time. */
 
-import { Problem, callTensors } from "../server/api";
+import { Problem, call, callTensors } from "../server/api";
 import type { ApiRequest } from "../server/api";
 import { COUNTING, statisticsOf } from "../numbers/matrix";
 import { headName } from "./subject";
 
 export const SURVEYED = statisticsOf(COUNTING);
+/** The statistic of a survey with a needle. */
+export const RETRIEVAL: [string, string, string] = ["retrieval", "retrieval of the needle", "the share of the needle's tokens that the head copies into an answer (Wu et al. 2024)"];
 const NAMES = SURVEYED.map(([name]) => name);
+const ANSWER = 32; // most tokens of an answer
 const BATCH = 16; // texts of one request
 const BINS = 20;
 
@@ -24,7 +27,13 @@ export interface Survey {
   heads: SurveyedHead[];
   /** Texts × heads, by the name of each statistic. */
   values: Record<string, Float32Array>;
+  /** With a needle: it, and the model's answer to each text. */
+  needle?: string;
+  answers?: string[];
 }
+
+/** The statistics that a survey has. */
+export const statisticsIn = ({ needle }: Survey) => (needle ? [...SURVEYED, RETRIEVAL] : SURVEYED);
 
 interface Reply {
   layers: { layer: number | string }[];
@@ -35,21 +44,25 @@ export const weightsPath = (model: string) => `v1/models/${encodeURIComponent(mo
 /** The texts of a file: one a line. */
 export const textsOf = (content: string) => content.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
 
-/** Go through the texts, those of similar lengths together; `done` is told how many are. Throws Problem. */
-export async function survey(model: string, texts: string[], signal: AbortSignal, done: (many: number) => void): Promise<Survey> {
+/** Go through the texts, those of similar lengths together; `done` is told how many are. With a needle, a part of every text, the model first answers each. Throws Problem. */
+export async function survey(model: string, texts: string[], signal: AbortSignal, done: (many: number) => void, needle = ""): Promise<Survey> {
   const order = texts.map((_, i) => i).sort((a, b) => texts[a].length - texts[b].length);
   const heads: SurveyedHead[] = [];
   const values: Record<string, Float32Array> = {};
+  const answers: string[] = [];
+  const names = needle ? [...NAMES, RETRIEVAL[0]] : NAMES;
   for (let start = 0; start < texts.length; start += BATCH) {
     const chosen = order.slice(start, start + BATCH);
-    const { reply, tensors } = await ask(model, chosen, texts, signal);
+    if (needle) (await answersOf(model, chosen.map((at) => texts[at]), signal)).forEach((answer, i) => (answers[chosen[i]] = answer));
+    const more = needle ? { answer: chosen.map((at) => answers[at]), statistic_options: { needle: chosen.map(() => needle) } } : {};
+    const { reply, tensors } = await ask(model, chosen, texts, { statistics: names, ...more }, signal);
     const sizes = reply.layers.map((_, at) => tensors[`layers.${at}.statistics.entropy`].shape[1]);
     if (!heads.length) {
       reply.layers.forEach(({ layer: ref }, layer) => {
         for (let head = 0; head < sizes[layer]; head += 1) heads.push({ layer, ref, head, name: headName(ref, head) });
       });
     }
-    for (const name of NAMES) {
+    for (const name of names) {
       const all = (values[name] ??= new Float32Array(texts.length * heads.length));
       let from = 0;
       reply.layers.forEach((_, at) => {
@@ -60,15 +73,22 @@ export async function survey(model: string, texts: string[], signal: AbortSignal
     }
     done(start + chosen.length);
   }
-  return { model, texts, heads, values };
+  return { model, texts, heads, values, ...(needle && { needle, answers }) };
+}
+
+/** The likeliest continuation of each text. */
+async function answersOf(model: string, prompt: string[], signal: AbortSignal) {
+  const body = { model, prompt, max_tokens: ANSWER, min_tokens: 1, temperature: 0 };
+  const { choices } = await call<{ choices: { index: number; text: string }[] }>("POST", "v1/completions", body, signal);
+  return [...choices].sort((a, b) => a.index - b.index).map(({ text }) => text);
 }
 
 /** One request; a problem with one of its texts names the line of all texts. */
-async function ask(model: string, chosen: number[], texts: string[], signal: AbortSignal) {
+async function ask(model: string, chosen: number[], texts: string[], fields: Record<string, unknown>, signal: AbortSignal) {
   try {
-    return await callTensors<Reply>(weightsPath(model), { text: chosen.map((at) => texts[at]), return_weights: false, statistics: NAMES }, signal);
+    return await callTensors<Reply>(weightsPath(model), { text: chosen.map((at) => texts[at]), return_weights: false, ...fields }, signal);
   } catch (fault) {
-    const at = fault instanceof Problem ? /^text\.(\d+)$/.exec(fault.document.param ?? "") : null;
+    const at = fault instanceof Problem ? /^(?:text|statistic_options\.needle)\.(\d+)$/.exec(fault.document.param ?? "") : null;
     if (!at || !(fault instanceof Problem)) throw fault;
     throw new Problem({ ...fault.document, title: `Line ${chosen[Number(at[1])] + 1} cannot be read` });
   }
@@ -112,6 +132,6 @@ export function distribution(of: Survey, at: number, name: string): Distribution
 }
 
 /** The request for the weights of one head in one text. */
-export const passageRequest = ({ model, texts }: Survey, { ref, head }: SurveyedHead, text: number): ApiRequest => ({
-  method: "POST", path: weightsPath(model), body: { text: texts[text], layers: [ref], select: { heads: [head] }, statistics: [] },
+export const passageRequest = ({ model, texts, answers }: Survey, { ref, head }: SurveyedHead, text: number): ApiRequest => ({
+  method: "POST", path: weightsPath(model), body: { text: texts[text], ...(answers && { answer: answers[text] }), layers: [ref], select: { heads: [head] }, statistics: [] },
 });

@@ -1,6 +1,8 @@
 """``attention heads``: find heads by what they do in many texts."""
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,6 +24,7 @@ from attention_client.survey.head_survey import SURVEYED
 from attention_client.survey.survey_flow import OnTexts
 from attention_contract.reply_names import head_of
 from attention_contract.schemas.model_requests import ModelWeightsRequest
+from attention_contract.schemas.weights import NEEDS_NEEDLE
 from attention_contract.wire import to_json
 
 _OPTIONS: Final = options_of(
@@ -29,6 +32,8 @@ _OPTIONS: Final = options_of(
     only={"layers", "edits", "statistic_options", "audio"},
     forms={"layers": LAYERS, "audio": SOUNDS},
 )
+_CLASS: Final = "classes."
+"""Begins the name of the statistic of a class of keys."""
 _BINS: Final = 10
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _ROWS: Final = 16
@@ -38,8 +43,9 @@ _PAIRS: Final = 6
 
 
 def _statistic(name: str | None) -> str | None:
-    if name is not None and name not in SURVEYED:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(SURVEYED)}")
+    known = [*SURVEYED, *sorted(NEEDS_NEEDLE)]
+    if name is not None and name not in known and not name.startswith(_CLASS):
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}, or {_CLASS}NAME")
     return name
 
 
@@ -57,7 +63,10 @@ def heads(
     model: Model,
     file: Annotated[
         str | None,
-        typer.Argument(help="A file with one text a line; - is standard input. Default: the 299 texts that ship."),
+        typer.Argument(
+            help="A file with one text a line, or of a name that ends in .jsonl one object: text, and for retrieval "
+            "needle and answer; - is standard input. Default: the 299 texts that ship."
+        ),
     ] = None,
     by: Annotated[
         str, typer.Option(metavar="STATISTIC", callback=_statistic, help="Order the heads by this statistic.")
@@ -77,7 +86,10 @@ def heads(
     as_json: AsJson = False,
 ) -> None:
     """Find heads by their statistics over many texts, and show the strongest passages of a head."""
-    chosen, texts = _head(show), shipped_texts() if file is None else texts_of_file(file)
+    chosen, texts, of_texts = _head(show), shipped_texts() if file is None else texts_of_file(file), Fields()
+    if file is not None and file.endswith(".jsonl"):
+        texts, of_texts = _parts(file, texts)
+    wanted = _wanted(fields, of_texts, (by, beside))
     with client_of(ctx) as client:
         with loading_shown(client, model):
             if audio := fields.get("audio"):
@@ -85,7 +97,9 @@ def heads(
             else:
                 client.models.forward(model, min(texts, key=len), top_k=0)
         with bar(texts, shown=sys.stderr.isatty()) as advance:
-            survey = client.models.survey(model, texts, batch=batch, on_texts=_advancing(advance), **fields)
+            survey = client.models.survey(
+                model, texts, statistics=wanted, batch=batch, on_texts=_advancing(advance), **fields | of_texts
+            )
         if headvis is not None:
             with bar(None, shown=sys.stderr.isatty()) as advance:
                 client.models.export_headvis(survey, headvis, on_texts=_advancing(advance))
@@ -98,6 +112,36 @@ def heads(
         _print_passages(client, survey, head, by, count)
     if headvis is not None:
         print_out(f"{headvis}: {len(survey.heads)} heads for HeadVis", "dim")
+
+
+def _wanted(fields: Fields, of_texts: Fields, shown: Sequence[str | None]) -> list[Any]:
+    """The statistics of a survey: those of every text, and those that are shown; adds the needles to the options."""
+    options = dict(fields.get("statistic_options") or {})
+    if needles := of_texts.pop("needle", None):
+        options["needle"] = needles
+    if options:
+        of_texts["statistic_options"] = options
+    more = [name.partition(".")[0] for name in shown if name]
+    return [*SURVEYED, *(NEEDS_NEEDLE if options.get("needle") else ()), *more]
+
+
+def _parts(file: str, lines: Sequence[str]) -> tuple[list[str], Fields]:
+    """The texts of lines of JSON, and what else all of them have. Raises BadParameter."""
+    found: dict[str, list[str]] = {}
+    for at, line in enumerate(lines, 1):
+        try:
+            each = json.loads(line)
+        except ValueError:
+            each = None
+        names = each.keys() if isinstance(each, dict) else set()
+        if not {"text"} <= names <= {"text", "needle", "answer"} or (found and found.keys() != names):
+            raise typer.BadParameter(
+                f"line {at} of {file} is no object of a text, and of needle and answer if all lines have them",
+                param_hint="FILE",
+            )
+        for name, part in each.items():
+            found.setdefault(name, []).append(str(part))
+    return found.pop("text"), dict(found)
 
 
 def _advancing(advance: Any) -> OnTexts:

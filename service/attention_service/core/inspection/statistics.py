@@ -20,7 +20,7 @@ HEAD_STATISTICS: Final[dict[str, Formula]] = {}
 DEFAULT_STATISTICS: Final = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
 SIGNED_STATISTICS: Final = frozenset({"max_weight"})
 """The statistics of weights that are no distribution."""
-TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction"})
+TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction", "retrieval"})
 """The statistics that compare tokens."""
 PAIR_STATISTICS: Final = frozenset({"alignment"})
 """The statistics that compare queries: sums over the earlier queries, whose means are over pairs of queries."""
@@ -28,6 +28,8 @@ _FEW_NEAR: Final = 16
 """Keys are near where so many times the window is less than all keys."""
 CLASS_SHARES: Final = "classes"
 """The statistic with one value for each class of keys."""
+RETRIEVAL: Final = "retrieval"
+"""The statistic of the keys that the queries of a text copy together: no mean over queries."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class StatisticInputs:
     """True for weights of a softmax with learned sinks."""
     chosen: Tensor | None = None
     """Bool ``[B, Q, K]``: the keys that a choice keeps; None without a choice."""
+    needle: Tensor | None = None
+    """Bool ``[B, K]``: the keys that ``retrieval`` counts."""
+    next_tokens: Tensor | None = None
+    """``[B, Q]``: the token after each query."""
     absolute: bool = False
     """True for statistics of the shares |w| / Σ|w|."""
 
@@ -61,10 +67,8 @@ class StatisticInputs:
 
     def queries(self, rows: slice | list[int]) -> "StatisticInputs":
         """The inputs of these queries."""
-        if self.query_tokens is None and self.chosen is None:
-            return self
-        tokens, chosen = (None if x is None else x[:, rows] for x in (self.query_tokens, self.chosen))
-        return replace(self, query_tokens=tokens, chosen=chosen)
+        by_query = {name: getattr(self, name) for name in ("query_tokens", "chosen", "next_tokens")}
+        return replace(self, **{name: x[:, rows] for name, x in by_query.items() if x is not None})
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,25 @@ class WeightTile:
         least = torch.finfo(self.weights.dtype).tiny  # 0 · ln 0 is 0
         logs = self.weights.clamp_min(least).log_()
         return self.total.log() - logs.mul_(self.weights).sum(-1) / self.total
+
+    def copies(self, counted: Tensor) -> Tensor:
+        """Count the queries that copy each key, int32 ``[B, H, K]``, among those ``counted``, bool ``[B, H, R]``.
+
+        A query copies its most attended key if that is one of the needle and has the token that comes after the query.
+        """
+        inputs, keys = self.inputs, self.weights.shape[-1]
+        if inputs.needle is None or inputs.tokens is None or inputs.next_tokens is None:
+            raise TypeError("the statistic needs a needle and tokens; binding refuses the request")
+        found = torch.zeros(*self.weights.shape[:2], keys, dtype=torch.int32, device=self.weights.device)
+        if not keys:
+            return found
+        most = self.weights.max(-1).indices  # [B, H, R]; argmax on meta tensors imports sympy
+        behind = (0, keys - inputs.needle.shape[1])
+        needle, tokens = (torch.nn.functional.pad(x, behind)[:, None] for x in (inputs.needle, inputs.tokens))
+        heads = most.shape[1]
+        copied = needle.expand(-1, heads, -1).gather(-1, most) & counted
+        copied &= tokens.expand(-1, heads, -1).gather(-1, most) == inputs.next_tokens[:, None]
+        return found.scatter_add_(-1, most, copied.int())
 
     def share_at(self, distance: int) -> Tensor:
         """The share of the key at this signed distance from the query; 0 where there is none."""

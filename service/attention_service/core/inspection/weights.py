@@ -19,6 +19,7 @@ from attention_service.core.inspection.statistics import (
     DEFAULT_STATISTICS,
     EVERY_STATISTIC,
     PAIR_STATISTICS,
+    RETRIEVAL,
     Formula,
     StatisticInputs,
     WeightTile,
@@ -201,7 +202,8 @@ class Totals:
         """``implicit``: the weights may be negative."""
         batch, heads, queries = shape
         self._inputs, self._implicit = inputs, implicit
-        self._formulas: dict[str, Formula] = {name: EVERY_STATISTIC[name] for name in names if name != CLASS_SHARES}
+        single = [name for name in names if name not in {CLASS_SHARES, RETRIEVAL}]
+        self._formulas: dict[str, Formula] = {name: EVERY_STATISTIC[name] for name in single}
         if CLASS_SHARES in names:
             self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
         self._sums = torch.zeros(len(self._formulas), batch, heads, dtype=torch.float64, device=device)
@@ -211,6 +213,9 @@ class Totals:
         """``[B, H, K]``: Σ p over the queries seen so far, if a statistic compares queries."""
         if PAIR_STATISTICS.intersection(names):
             self._shares = self._sums.new_zeros(batch, heads, 0)
+        self._copies: Tensor | None = None
+        if RETRIEVAL in names and inputs.needle is not None:
+            self._copies = torch.zeros(batch, heads, inputs.needle.shape[1], dtype=torch.int32, device=device)
 
     def add(
         self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING,
@@ -230,6 +235,8 @@ class Totals:
         if self._formulas:
             of_rows = torch.stack([formula(tile) for formula in self._formulas.values()])
             self._sums[:, :, heads] += torch.where(looking, of_rows, 0).sum(-1, dtype=torch.float64)
+        if self._copies is not None:
+            self._copies[:, heads] += tile.copies(looking)[..., : self._copies.shape[-1]]
         self._looking[:, heads] += looking.sum(-1)
         self._counted[:, rows] |= looking.any(1)
         if self._shares is not None:
@@ -258,6 +265,9 @@ class Totals:
                 found.setdefault(kind, {})[of] = mean
             else:
                 found[name] = mean
+        if self._copies is not None and self._inputs.needle is not None:
+            share = (self._copies > 0).sum(-1).double() / self._inputs.needle.sum(-1)[:, None]
+            found[RETRIEVAL] = torch.where(self._looking > 0, share, torch.nan)
         return found
 
 

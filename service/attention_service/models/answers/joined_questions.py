@@ -57,7 +57,10 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
     if seen or loaded.head.unit == "choice" or not loaded.stacks_texts:
         return None
     edited = {edit.tap for edits in checked.edits.values() for edit in edits}
-    beside = edited & MODULE_TAPS or CHOSEN_SHARE in (getattr(request, "statistics", None) or ())
+    beside = edited & MODULE_TAPS or (
+        isinstance(request, ModelWeightsRequest)
+        and (CHOSEN_SHARE in (request.statistics or ()) or request.statistic_options.names_text)
+    )
     others = {(place.keys_of, place.mixes) for place in places} - {("tokens", "attention")}
     if beside or inputs.text.length > LONGEST or others:
         return None

@@ -23,16 +23,16 @@ from attention_contract.schemas.model_requests import (
 from attention_contract.schemas.prompts import ModelInput
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.schemas.weights import (
+    NEEDS_NEEDLE,
     HeadStatistics,
-    StatisticOptions,
     TopKeys,
     WeightsDifferences,
     WeightsRequest,
 )
-from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import answer_places, answer_replies
+from attention_service.models.answers.layer_statistics import layer_statistics, named_keys
 from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
@@ -46,7 +46,6 @@ from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import (
     BoundStatistics,
-    bind_statistics,
     check_able,
     check_sink_mass,
 )
@@ -79,15 +78,16 @@ def weights_pass(
     Raises InvalidRequest.
     """
     inspected = _inspection(request)
-    check_able(request.statistics, {name for place, _ in checked.kinds for name in place.own_statistics})
+    check_able(request.statistics, NEEDS_NEEDLE.union(*(place.own_statistics for place, _ in checked.kinds)))
     check_sink_mass(request.statistics, chain.from_iterable(checked.edits.values()))
+    named = named_keys(loaded, request, checked)
     statistics: dict[Hashable, BoundStatistics] = {}
 
     def task(place: AttentionPlace, bound: BoundRequest) -> LayerTask:
         sinks = "sink_mass" in place.own_statistics
         over = place.queries, place.keys, place.compression, place.mixes, sinks
         if over not in statistics:
-            statistics[over] = _statistics(request, checked, place, bound)
+            statistics[over] = layer_statistics(request, checked, named, place, bound)
         share = CHOSEN_SHARE in (request.statistics or ())
         return LayerTask(weights=inspected, statistics=statistics[over], chosen_share=share)
 
@@ -299,28 +299,6 @@ def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
     """The request as it is to each layer, without its edits."""
     names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare")
     return valid(WeightsRequest, {name: getattr(request, name) for name in names})
-
-
-def _statistics(
-    request: ModelWeightsRequest, checked: CheckedRequest, place: AttentionPlace, bound: BoundRequest
-) -> BoundStatistics:
-    options, queries, keys = request.statistic_options, checked.queries(place), checked.keys(place)
-    of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
-    given = StatisticOptions(
-        window=options.window,
-        sinks=options.sinks,
-        token_classes=options.token_classes,
-        tokens=keys.host_ids if of_tokens else None,
-        query_tokens=queries.host_ids if of_tokens else None,
-    )
-    names = request.statistics  # the share of a choice is computed of other weights
-    found = bind_statistics(
-        names if names is None else [name for name in names if name != CHOSEN_SHARE],
-        given, batch=bound.batch, queries=bound.queries, keys=bound.keys,
-        learned_sinks="sink_mass" in place.own_statistics,
-        normalize=request.normalize, implicit=place.mixes != "attention",
-    )  # fmt: skip
-    return replace(found, starts=keys.starts, key_positions=keys.positions)
 
 
 def layer_weights(key: LayerKey, found: Fields, *, implicit: bool = False) -> LayerWeights:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, Normalization, StatisticName, StatisticOptions
+from attention_contract.schemas.weights import (
+    NEEDS_NEEDLE,
+    Normalization,
+    StatisticName,
+    StatisticOptions,
+)
 from attention_contract.tensors import Array
 from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
@@ -24,9 +29,12 @@ from attention_service.core.tensors import to_device
 from attention_service.runtime.binding.bound_request import wrong_shape
 
 _AT = "statistic_options"
+_BY_TEXT: Final = ("tokens", "query_tokens", "needle", "next_tokens")
+"""The inputs with a row for each text."""
 _LACKING: Final = {
     "sink_mass": "a softmax with learned sinks",
     "chosen_share": "a layer of a whole model whose indexer chooses keys",
+    "retrieval": "a needle in a text and the whole answer to it, which a request for weights takes",
 }
 """The needs of statistics that only some attentions have."""
 
@@ -50,6 +58,10 @@ class BoundStatistics:
     """``[K]``: the positions of keys that are not all tokens of the queries' text; NaN for none, None for j."""
     learned_sinks: bool = False
     """True for weights of a softmax with learned sinks."""
+    needle: NDArray[np.bool_] | None = None
+    """``[B, K]``"""
+    next_tokens: NDArray[np.int64] | None = None
+    """``[B, Q]``"""
     absolute: bool = False
     """True for statistics of the shares |w| / Σ|w|."""
     implicit: bool = False
@@ -59,28 +71,28 @@ class BoundStatistics:
         """Return those of a batch that is so many times this one."""
         if times == 1:
             return self
-        tokens, queries = (None if x is None else np.tile(x, (times, 1)) for x in (self.tokens, self.query_tokens))
+        rows: dict[str, Any] = {name: getattr(self, name) for name in _BY_TEXT}
+        arrays: dict[str, Any] = {name: np.tile(x, (times, 1)) for name, x in rows.items() if x is not None}
         classes = tuple((name, np.tile(x, (times, 1))) for name, x in self.classes)
         starts = None if self.starts is None else np.tile(self.starts, times)
-        return replace(self, tokens=tokens, query_tokens=queries, classes=classes, starts=starts)
+        return replace(self, classes=classes, starts=starts, **arrays)
 
     def inputs(self, device: torch.device, positions: torch.Tensor) -> StatisticInputs:
         """Copy them to the device. ``positions [B, Q]`` of the queries name their tokens if the request does not."""
-        tokens, queries = (
-            None if x is None else to_device(torch.from_numpy(x), device) for x in (self.tokens, self.query_tokens)
-        )
+
+        def placed(x: NDArray[Any] | None) -> torch.Tensor | None:
+            return None if x is None else to_device(torch.from_numpy(x), device)
+
+        tokens, queries, following = placed(self.tokens), placed(self.query_tokens), placed(self.next_tokens)
         classes = {name: to_device(torch.from_numpy(x), device) for name, x in self.classes}
         if tokens is not None and queries is None:
-            keys = tokens.shape[1]
-            inside = (positions >= 0) & (positions < keys)
-            own = tokens.gather(1, positions.clamp(0, max(keys - 1, 0))) if keys else torch.zeros_like(positions)
-            # A query without a token of its own gets one that no key has.
-            queries = torch.where(inside, own, tokens.amin() - 1 if keys else -1)
-        starts = None if self.starts is None else to_device(torch.from_numpy(self.starts), device)
-        places = None if self.key_positions is None else to_device(torch.from_numpy(self.key_positions), device)
+            queries = _tokens_at(tokens, positions)
+        if tokens is not None and self.needle is not None and following is None:
+            following = _tokens_at(tokens, positions + 1)
         return StatisticInputs(
-            self.window, self.sinks, tokens, queries, classes, starts, places,
+            self.window, self.sinks, tokens, queries, classes, placed(self.starts), placed(self.key_positions),
             learned_sinks=self.learned_sinks, absolute=self.absolute,
+            needle=placed(self.needle), next_tokens=following,
         )  # fmt: skip
 
 
@@ -124,30 +136,46 @@ def bind_statistics(
         )
     if CLASS_SHARES in chosen and not (options.classes or options.token_classes):
         raise InvalidRequest.at(f"{_AT}.classes", "the statistic classes has no class; send classes or token_classes")
+    if options.needle is None and (needing := NEEDS_NEEDLE.intersection(chosen)):
+        raise InvalidRequest.at(
+            f"{_AT}.needle",
+            f"the statistic {min(needing)} counts the keys of a needle; send true for each of them, [{batch}, {keys}]",
+        )
     if both := options.classes.keys() & options.token_classes.keys():
         twice = min(both)
         raise InvalidRequest.at(f"{_AT}.token_classes", f"class {twice!r} is in classes too; name each class once")
     tokens = None if options.tokens is None else _fitted("tokens", options.tokens, batch, keys).astype(np.int64)
-    rows = None
-    if options.query_tokens is not None:
-        rows = _fitted("query_tokens", options.query_tokens, batch, queries).astype(np.int64)
+    rows, following = (
+        None if x is None else _fitted(name, x, batch, queries).astype(np.int64)
+        for name, x in (("query_tokens", options.query_tokens), ("next_tokens", options.next_tokens))
+    )
+    needle = None if options.needle is None else _fitted("needle", options.needle, batch, keys).astype(bool)
     classes = {name: _fitted(f"classes.{name}", x, batch, keys).astype(bool) for name, x in options.classes.items()}
     if tokens is not None:
         classes |= {name: np.isin(tokens, ids) for name, ids in options.token_classes.items()}
     named, absolute = tuple(classes.items()), normalize == "absolute"
     return BoundStatistics(
         chosen, options.window, options.sinks, tokens, rows, named,
-        learned_sinks=learned_sinks, absolute=absolute, implicit=implicit,
+        learned_sinks=learned_sinks, absolute=absolute, implicit=implicit, needle=needle, next_tokens=following,
     )  # fmt: skip
 
 
-def check_able(names: Sequence[StatisticName] | None, able: Collection[str], param: str = "statistics") -> None:
-    """Raise InvalidRequest for a statistic of attentions that have a learned sink or a choice, if none has.
+def _tokens_at(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The token ids ``[B, Q]`` of the keys at these positions; one that no key has where there is no such key."""
+    keys = tokens.shape[1]
+    if not keys:
+        return torch.full_like(positions, -1)
+    inside = (positions >= 0) & (positions < keys)
+    return torch.where(inside, tokens.gather(1, positions.clamp(0, keys - 1)), tokens.amin() - 1)
 
-    ``able``: those that an attention has.
+
+def check_able(names: Sequence[StatisticName] | None, able: Collection[str], param: str = "statistics") -> None:
+    """Raise InvalidRequest for a statistic that needs a learned sink, a choice or a needle, if there is none.
+
+    ``able``: those that there are.
     """
     for index, name in enumerate(names or ()):
-        if name in OF_SOME_ATTENTIONS and name not in able:
+        if name in _LACKING and name not in able:
             raise InvalidRequest.at(
                 f"{param}.{index}", f"{name} needs {_LACKING[name]}, which there is not here; leave it out"
             )

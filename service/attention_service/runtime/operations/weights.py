@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_contract.schemas.weights import WeightsRequest
+from attention_contract.schemas.weights import NEEDS_NEEDLE, WeightsRequest
 from attention_service.core.attention import has_implicit_weights, with_implicit_weights
 from attention_service.core.blocks import tiles
 from attention_service.core.edits import BoundEdit
@@ -75,7 +75,7 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, capac
     check_labels(request, bound)
     check_edits(request.edits, bound)
     sinks = getattr(bound.spec.normalizer, "sinks", False)
-    check_able(request.statistics, {"sink_mass"} if sinks else ())
+    check_able(request.statistics, NEEDS_NEEDLE | {"sink_mass"} if sinks else NEEDS_NEEDLE)
     check_sink_mass(request.statistics, request.edits)
     statistics = bind_statistics(
         request.statistics, request.statistic_options,

@@ -18,20 +18,20 @@ import { Opening } from "../../parts/sentence";
 import { attributes } from "../../drawing/scene";
 import type { Scene, Shape } from "../../drawing/scene";
 import { integer } from "../../page/state";
-import { SURVEYED, distribution, means, passageRequest, strongest, survey, textsOf } from "../../subjects/survey";
+import { RETRIEVAL, SURVEYED, distribution, means, passageRequest, statisticsIn, strongest, survey, textsOf } from "../../subjects/survey";
 import type { Distribution, Survey } from "../../subjects/survey";
 import type { ModelInfo, ModelLabels } from "../../server/types";
-import { Area, Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, Table, Waiting } from "../../parts/ui";
+import { Area, Button, Choice, Commands, Drawing, Export, FactList, Field, ProblemBox, Table, Waiting } from "../../parts/ui";
 
 const SHIPPED = textsOf(corpus);
 const PASSAGES = 5;
 const MOST_LINES = 256; // tokens of a passage that is drawn with lines
 /** The texts of one's own, and the last survey: kept while other views are shown. A link cannot carry them. */
-const kept: { own: string; last: { of: Survey; own: boolean } | null } = { own: "", last: null };
+const kept: { own: string; needle: string; last: { of: Survey; own: boolean } | null } = { own: "", needle: "", last: null };
 
-const LABELS = SURVEYED.map(([name, label]): [string, string] => [name, label]);
-const labelOf = (name: string) => LABELS.find(([each]) => each === name)?.[1] ?? name;
-const known = (name: string | undefined, otherwise: string) => (LABELS.some(([each]) => each === name) ? String(name) : otherwise);
+const labelOf = (name: string) => [...SURVEYED, RETRIEVAL].find(([each]) => each === name)?.[1] ?? name;
+const labelsIn = (of: Survey) => statisticsIn(of).map(([name, label]): [string, string] => [name, label]);
+const known = (of: Survey, name: string | undefined, otherwise: string) => (name !== undefined && name in of.values ? name : otherwise);
 
 export function Find() {
   const { params, go, models } = usePage();
@@ -54,20 +54,22 @@ export function Find() {
 function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
   const { params, go, announce, refreshModels } = usePage();
   const [written, write] = useState(kept.own);
+  const [hidden, hide] = useState(kept.needle);
+  const needle = own ? hidden : "";
   const texts = useMemo(() => (own ? textsOf(written) : SHIPPED), [own, written]);
   const [done, setDone] = useState(0);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const [running, setRunning] = useState<AbortController | null>(null);
   useEffect(() => () => running?.abort(), [running]);
   const found = kept.last?.of.model === model.id && kept.last.own === own ? kept.last.of : null;
-  const past = found && found.texts.join("\n") !== texts.join("\n"); // the texts were changed since
+  const past = found && (found.texts.join("\n") !== texts.join("\n") || (found.needle ?? "") !== needle); // the texts were changed since
   const run = async () => {
     const stop = new AbortController();
     setRunning(stop);
     setProblem(null);
     setDone(0);
     try {
-      kept.last = { of: await survey(model.id, texts, stop.signal, setDone), own };
+      kept.last = { of: await survey(model.id, texts, stop.signal, setDone, needle), own };
       announce(`${texts.length} texts went through ${model.id}.`);
       if (!model.layers.length) void refreshModels();
     } catch (fault) {
@@ -87,6 +89,7 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
         <div class="fields">
           <Area label="Texts" hint={`one a line; they stay in this browser and go to the server alone${texts.length ? `. ${whole(texts.length)} now` : ""}`} value={written} set={(text) => write((kept.own = text))} rows={6} />
           <label><span>or a file</span><input type="file" accept=".txt,text/plain" onChange={(event) => take(event.currentTarget.files?.[0])} /></label>
+          <Field wide label="Needle" hint="optional: words that every text has. The model answers each text; retrieval is the share of these words that a head copies into the answer" value={hidden} live set={(words) => hide((kept.needle = words))} />
         </div>
       )}
       <div class="fields" role="status">
@@ -105,7 +108,8 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
 
 function Found({ of }: { of: Survey }) {
   const { params, go, theme } = usePage();
-  const [x, y] = [known(params.x, "previous_token"), known(params.y, "induction")];
+  const [x, y] = [known(of, params.x, "previous_token"), known(of, params.y, of.needle ? RETRIEVAL[0] : "induction")];
+  const labels = labelsIn(of);
   const [across, up] = useMemo(() => [means(of, x), means(of, y)], [of, x, y]);
   const order = useMemo(() => of.heads.map((_, at) => at).sort((a, b) => up[b] - up[a]), [of, up]);
   const [layer, head] = [integer(params.layer, -1), integer(params.head, -1)];
@@ -115,17 +119,17 @@ function Found({ of }: { of: Survey }) {
   for (const each of of.heads) heads[each.layer] = (heads[each.layer] ?? 0) + 1;
   useHeadKeys(heads, of.heads[at].layer, of.heads[at].head);
   const pick = (each: number) => go({ layer: of.heads[each].layer, head: of.heads[each].head, passage: "" });
-  const table = () => [["layer", "head", ...LABELS.map(([name]) => name)], ...of.heads.map((each, i) => [String(each.ref), each.head, ...LABELS.map(([name]) => means(of, name)[i])])];
+  const table = () => [["layer", "head", ...labels.map(([name]) => name)], ...of.heads.map((each, i) => [String(each.ref), each.head, ...labels.map(([name]) => means(of, name)[i])])];
   const scene = () => scatterScene(of, x, y, across, up, at, theme);
   return (
     <div class="beside found">
       <section aria-label="All heads">
         <div class="fields">
-          <Choice label="Across" value={x} set={(name) => go({ x: name })} options={LABELS} />
-          <Choice label="Up" value={y} set={(name) => go({ y: name })} options={LABELS} />
+          <Choice label="Across" value={x} set={(name) => go({ x: name })} options={labels} />
+          <Choice label="Up" value={y} set={(name) => go({ y: name })} options={labels} />
         </div>
         <Scatter scene={scene()} across={across} up={up} at={at} pick={pick} names={of.heads.map(({ name }) => name)} labels={[labelOf(x), labelOf(y)]} />
-        <Export of={{ name: "heads", label: "all heads", scene, rows: table, json: () => ({ model: of.model, texts: of.texts, heads: of.heads.map((each, i) => ({ layer: each.ref, head: each.head, statistics: Object.fromEntries(LABELS.map(([name]) => [name, { ...distribution(of, i, name), strongest: strongest(of, i, name, PASSAGES) }])) })) }) }} />
+        <Export of={{ name: "heads", label: "all heads", scene, rows: table, json: () => ({ model: of.model, texts: of.texts, heads: of.heads.map((each, i) => ({ layer: each.ref, head: each.head, statistics: Object.fromEntries(labels.map(([name]) => [name, { ...distribution(of, i, name), strongest: strongest(of, i, name, PASSAGES) }])) })) }) }} />
         <details>
           <summary>As a table</summary>
           <Table caption={`Means over ${of.texts.length} texts, by ${labelOf(y)}`} rows={order} columns={[
@@ -144,7 +148,7 @@ function Found({ of }: { of: Survey }) {
 function OneHead({ of, at, y }: { of: Survey; at: number; y: string }) {
   const { params, go, theme } = usePage();
   const each = of.heads[at];
-  const by = known(params.by, y);
+  const by = known(of, params.by, y);
   const spread = distribution(of, at, by);
   const passages = strongest(of, at, by, PASSAGES);
   const passage = passages.find(({ text }) => text === integer(params.passage, -1)) ?? passages.at(0);
@@ -152,7 +156,7 @@ function OneHead({ of, at, y }: { of: Survey; at: number; y: string }) {
   return (
     <section aria-label={each.name}>
       <h3>{each.name}</h3>
-      <div class="fields"><Choice label="Strongest by" value={by} set={(name) => go({ by: name, passage: "" })} options={LABELS} /></div>
+      <div class="fields"><Choice label="Strongest by" value={by} set={(name) => go({ by: name, passage: "" })} options={labelsIn(of)} /></div>
       <Drawing fit scene={scene} />
       <FactList facts={[["mean", precise(spread.mean)], ["least", precise(spread.quantiles[0])], ["quartiles", spread.quantiles.slice(1, 4).map((value) => precise(value, 3)).join(", ")], ["largest", precise(spread.quantiles[4])]]} />
       <Export of={{ name: "distribution", label: "distribution of the head", scene: () => scene, rows: () => [["text", by], ...strongest(of, at, by, of.texts.length).map(({ text, value }) => [of.texts[text], value])], json: () => ({ head: each.name, statistic: by, ...spread }) }} />

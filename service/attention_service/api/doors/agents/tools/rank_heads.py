@@ -12,7 +12,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.operations import model_weights
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.weights import HeadStatistics, StatisticName
+from attention_contract.schemas.weights import NEEDS_NEEDLE, HeadStatistics, StatisticName
 from attention_service.api.doors.agents.agent_tool import (
     MAX_LISTED,
     AgentTool,
@@ -107,9 +107,13 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> ToolResul
 async def head_statistics(
     call: ToolCall, opened: OpenedInput, statistics: list[StatisticName], layers: list[LayerRef] | None
 ) -> dict[tuple[LayerRef, int], dict[str, float | None]]:
-    """Return statistics by layer and head, of every head of an input's model. Raises InvalidRequest for ``classes``."""
-    if "classes" in statistics:
-        raise InvalidRequest.at("statistic", "classes needs sets of token ids, which no tool takes; name another one")
+    """Return statistics by layer and head, of every head of an input's model.
+
+    Raises InvalidRequest for those of parts of a text.
+    """
+    if parts := {"classes", *NEEDS_NEEDLE}.intersection(statistics):
+        name = min(parts)
+        raise InvalidRequest.at("statistic", f"{name} needs parts of the text, which no tool takes; name another one")
     question: dict[str, Any] = {"statistics": statistics, "return_weights": False, "layers": layers or "all"}
     reply = await call.requests.ask(model_weights, opened.fields | question, model=opened.model)
     return dict(_by_head(reply, statistics))

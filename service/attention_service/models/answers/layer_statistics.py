@@ -1,0 +1,128 @@
+"""The statistics of a request for weights at one layer: token ids, and the tokens of named parts of the text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.model_requests import ModelWeightsRequest, Passage
+from attention_contract.schemas.weights import NEEDS_NEEDLE, StatisticOptions
+from attention_service.core.inspection.statistics import TOKEN_STATISTICS
+from attention_service.models.answers.given_answers import check_answers
+from attention_service.models.inputs.conversations import ANSWER, ChatForm
+from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_places import BOTH, AttentionPlace
+from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
+
+_AT = "statistic_options"
+
+
+@dataclass(frozen=True)
+class NamedKeys:
+    """The tokens of the parts of a text that a request names: bool ``[B, L]``, of the text that prompts are in."""
+
+    passages: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    needle: NDArray[np.bool_] | None = None
+    next_tokens: NDArray[np.int64] | None = None
+    """``[B, Q]``: the token of an answer after each query; −2 for a query that predicts none of it."""
+
+
+def named_keys(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> NamedKeys:
+    """Find the tokens of passages and of the needle. Raises InvalidRequest that names the field at fault."""
+    options, names = request.statistic_options, NEEDS_NEEDLE.intersection(request.statistics or ())
+    if names and options.needle is None:
+        raise InvalidRequest.at(
+            f"{_AT}.needle", f"the statistic {min(names)} counts the tokens of a part of the text; send that part"
+        )
+    if not options.names_text:
+        return NamedKeys()
+    if request.all_images or request.all_audio or (request.text is None and request.messages is None):
+        raise InvalidRequest.at(_AT, "passages and needle are parts of text or messages; send one of these alone")
+    texts = _texts(loaded, request, checked)
+    passages = {
+        name: _tokens_of(checked, texts, part, f"{_AT}.passages.{name}") for name, part in options.passages.items()
+    }
+    if not names or options.needle is None:
+        return NamedKeys(passages)
+    inputs = checked.inputs
+    check_answers(loaded, inputs, "answer" if request.messages is None else "messages")
+    ids = inputs.predicted.host_ids
+    following = np.full_like(ids, -2)
+    for row, places in enumerate(inputs.answers):
+        following[row, np.array(places) - 1] = ids[row, places]
+    return NamedKeys(passages, _tokens_of(checked, texts, options.needle, f"{_AT}.needle"), following)
+
+
+def layer_statistics(
+    request: ModelWeightsRequest, checked: CheckedRequest, named: NamedKeys, place: AttentionPlace, bound: BoundRequest
+) -> BoundStatistics:
+    """The statistics of one layer. Raises InvalidRequest."""
+    options, queries, keys = request.statistic_options, checked.queries(place), checked.keys(place)
+    of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
+    needle = None if named.needle is None else _at_keys(checked, place, named.needle)
+    if needle is not None and queries is not checked.inputs.predicted:
+        needle = np.zeros_like(needle)  # nothing is generated from these queries
+    given = StatisticOptions(
+        window=options.window,
+        sinks=options.sinks,
+        classes={name: _at_keys(checked, place, tokens) for name, tokens in named.passages.items()},
+        token_classes=options.token_classes,
+        tokens=keys.host_ids if of_tokens else None,
+        query_tokens=queries.host_ids if of_tokens else None,
+        needle=needle,
+        next_tokens=named.next_tokens if queries is checked.inputs.predicted else None,
+    )
+    names = request.statistics  # the share of a choice is computed of other weights
+    found = bind_statistics(
+        names if names is None else [name for name in names if name != CHOSEN_SHARE],
+        given, batch=bound.batch, queries=bound.queries, keys=bound.keys,
+        learned_sinks="sink_mass" in place.own_statistics,
+        normalize=request.normalize, implicit=place.mixes != "attention",
+    )  # fmt: skip
+    return replace(found, starts=keys.starts, key_positions=keys.positions)
+
+
+def _texts(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> list[str]:
+    """The characters that the spans of each text count."""
+    if request.messages is not None:
+        return [loaded.reader.conversation(request.messages, ChatForm.of(request)).text]
+    texts = request.text if isinstance(request.text, list) else [request.text or ""]
+    rows = len(checked.inputs.text.ids)
+    return texts if len(texts) == rows else texts * rows
+
+
+def _tokens_of(checked: CheckedRequest, texts: list[str], part: Passage, param: str) -> NDArray[np.bool_]:
+    """The tokens ``[B, L]`` of one part of each text. Raises InvalidRequest."""
+    if isinstance(part, list) and len(part) != len(texts):
+        raise InvalidRequest.at(param, f"expected one part for each of {len(texts)} texts; got {len(part)}")
+    stack = checked.inputs.text
+    found = np.zeros((len(texts), stack.length), bool)
+    for row, text in enumerate(texts):
+        own, at = (part[row], f"{param}.{row}") if isinstance(part, list) else (part, param)
+        of = f" {row}" if len(texts) > 1 and isinstance(part, str) else ""
+        begin = text.find(own)
+        if begin < 0:
+            raise InvalidRequest.at(at, f"expected a part of the text{of}; it is not in it")
+        parts = stack.parts[row] if stack.parts else [None] * stack.length
+        for token, (span, source) in enumerate(zip(stack.spans[row], parts, strict=True)):
+            inside = span is not None and begin < span[1] <= begin + len(own)
+            found[row, token] = inside and source not in {ANSWER, "text_pair"}
+        if not found[row].any():
+            raise InvalidRequest.at(at, f"no token of the text{of} ends in it; name a longer part")
+    return found
+
+
+def _at_keys(checked: CheckedRequest, place: AttentionPlace, tokens: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The keys of a layer that are these tokens of the text."""
+    inputs = checked.inputs
+    found = np.zeros(tuple(checked.keys(place).ids.shape), bool)
+    if place.keys == BOTH and inputs.target is not None:
+        found[:, inputs.target.length :] = tokens
+    elif place.windows is None and checked.stack(place.keys) is inputs.text:
+        found[:, : tokens.shape[1]] = tokens
+    return found

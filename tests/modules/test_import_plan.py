@@ -575,5 +575,5 @@ def test_what_is_no_file_beside_the_tensors_is_refused_and_never_waited_for(tmp_
 
 @pytest.mark.parametrize("repository", ["modules/theirs", "recordings/of"])
 def test_nothing_is_fetched_into_the_folders_of_the_store(root, repository):
-    with pytest.raises(InvalidRequest, match="of any owner but modules and recordings"):
+    with pytest.raises(InvalidRequest, match="of any owner but modules, recordings, lenses"):
         hub.fetch(root, repository)

@@ -4,13 +4,14 @@ import json
 import signal
 
 import httpx
+import numpy as np
 import pytest
 from starlette.routing import Route
 from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from attention_client import Client, RecordingNotFound, SessionNotFound, Unauthorized
+from attention_client import Client, LensNotFound, RecordingNotFound, SessionNotFound, Unauthorized
 from attention_contract.operations import ANY_KEY, OPENAI_PATHS, OPERATIONS
 from attention_contract.schemas.recordings import EXAMPLE
 from attention_service.__main__ import serve
@@ -208,6 +209,60 @@ def test_a_recording_belongs_to_the_key_that_stored_it(keyed, web):
     assert ask("boss", "DELETE", f"/v1/recordings/{mine}").status_code == 204
     assert ask("ann").json()["recordings"] == []
     assert ask("bob", "DELETE", f"/v1/recordings/{yours}").status_code == 204
+
+
+def test_a_lens_belongs_to_the_key_that_stored_it(keyed, web):
+    url, _, keys = keyed
+    identity, made = {str(layer): np.eye(64, dtype=np.float32) for layer in range(3)}, []
+    for name in ("ann", "bob"):
+        with Client(url, api_key=keys[name], timeout=120) as client:
+            made.append(client.models.fit_lens("tiny", jacobians=identity).id)
+    mine, yours = made
+
+    def listed(name):
+        return {
+            each["id"] for each in web.get(f"{url}/v1/models/tiny/lenses", headers=bearer(keys[name])).json()["lenses"]
+        }
+
+    def read(name, lens):
+        body = {"text": "the cat", "kind": "jacobian", "lens": lens, "layers": [0], "positions": [-1], "top_k": 1}
+        return web.post(f"{url}/v1/models/tiny/lens", headers=bearer(keys[name]), json=body, timeout=120)
+
+    def delete(name, lens):
+        return web.delete(f"{url}/v1/lenses/{lens}", headers=bearer(keys[name]))
+
+    assert mine != yours
+    assert (listed("ann"), listed("bob"), listed("boss")) == ({mine}, {yours}, {mine, yours})
+    assert (read("ann", mine).status_code, read("boss", mine).status_code) == (200, 200)
+    for refused in (read("bob", mine), delete("bob", mine)):
+        assert (refused.status_code, refused.json()["code"]) == (404, "lens_not_found")
+    assert delete("eye", mine).status_code in {403, 404}
+    for place in ("lenses", "lenses/of/ann", f"lenses/of/ann/{mine}.safetensors"):
+        assert web.get(f"{url}/v1/checkpoints/{place}", headers=bearer(keys["bob"])).status_code == 404
+    assert "ann" not in web.get(f"{url}/v1/checkpoints", headers=bearer(keys["bob"])).text
+    with Client(url, api_key=keys["bob"]) as bob, pytest.raises(LensNotFound):
+        bob.models.delete_lens(mine)
+    assert delete("boss", mine).status_code == 204
+    assert listed("ann") == set()
+    assert delete("bob", yours).status_code == 204
+
+
+def test_a_lens_that_is_being_fitted_belongs_to_its_key_too(keyed):
+    url, _, keys = keyed
+    with (
+        Client(url, api_key=keys["ann"], timeout=120) as ann,
+        Client(url, api_key=keys["bob"], timeout=120) as bob,
+        Client(url, api_key=keys["boss"], timeout=120) as boss,
+    ):
+        begun = ann.models.fit_lens("tiny", ["The cat sat on the mat. " * 20] * 60, wait_s=0)
+        assert begun.state == "fitting"
+        assert bob.models.lenses("tiny").lenses == []
+        with pytest.raises(LensNotFound):
+            bob.models.delete_lens(begun.id)
+        for client in (ann, boss):
+            assert [(each.id, each.state) for each in client.models.lenses("tiny").lenses] == [(begun.id, "fitting")]
+        ann.models.delete_lens(begun.id)
+        assert ann.models.lenses("tiny").lenses == []
 
 
 def test_a_stream_takes_the_key_as_a_header_or_as_a_subprotocol(keyed):

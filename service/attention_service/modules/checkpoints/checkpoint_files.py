@@ -3,7 +3,7 @@
 A checkpoint is a folder with ``*.safetensors`` files, listed by a ``*.safetensors.index.json`` or not, or one such
 file; a ``config.json`` beside the tensors describes them. Only what lies inside the model repository is read, after
 symbolic links are followed; what lies outside is answered like what does not exist, and so are the folders in which the
-server keeps modules and recordings. Beside them there is the checkpoint that ships with the server.
+server keeps modules, recordings and lenses. Beside them there is the checkpoint that ships with the server.
 """
 
 import json
@@ -30,7 +30,7 @@ _INDEX: Final = ".safetensors.index.json"
 _MAIN_INDEX: Final = f"model{_INDEX}"
 """The index that transformers reads."""
 _OTHER_FORMATS: Final = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
-OWN_FOLDERS: Final = ("modules", "recordings")
+OWN_FOLDERS: Final = ("modules", "recordings", "lenses")
 """Folders of the model repository with what the server keeps, which are no checkpoints."""
 TINY: Final = "tiny"
 """The path of the checkpoint that ships with the server. One of this path in the model repository goes before it."""

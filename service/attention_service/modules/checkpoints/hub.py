@@ -136,7 +136,7 @@ def fetch(
         raise InvalidRequest.at(
             "repository",
             "expected the name of a repository, as in openai-community/gpt2, of any owner but "
-            f"{' and '.join(OWN_FOLDERS)}; got {repository[:128]!r}",
+            f"{', '.join(OWN_FOLDERS)}; got {repository[:128]!r}",
         )
     folder = root / repository
     if folder.is_dir():

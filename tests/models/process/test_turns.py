@@ -6,7 +6,7 @@ import pytest
 
 from attention_contract.schemas.models import ModelList
 from attention_contract.wire import JSON
-from attention_service.core.cancellation import Cancellation
+from attention_service.core.cancellation import Cancellation, checkpoint
 from attention_service.models.process.served import Answer, PricedRun
 from attention_service.models.process.turns import Turns
 from attention_service.models.worker_messages import Message
@@ -17,6 +17,7 @@ class Pipes:
 
     def __init__(self, *messages):
         self.now, self.later, self.sent = list(messages), [], []
+        self.cancellations = {}
 
     def arrived(self, *, wait_s):
         if wait_s is None and not self.now:
@@ -24,8 +25,8 @@ class Pipes:
         found, self.now = self.now, []
         return found or ([self.later.pop(0)] if wait_s and self.later else [])
 
-    def cancellation(self, _):
-        return Cancellation(None)
+    def cancellation(self, number):
+        return self.cancellations.setdefault(number, Cancellation(None))
 
     def send(self, kind, facts=None, body=(), *, request=None):
         self.sent.append((kind, request))
@@ -47,7 +48,8 @@ class Model:
     """Questions are of group ``alike``, and generations take two turns."""
 
     def __init__(self, *, fails=False):
-        self.passes, self.fails = [], fails
+        self.passes, self.fails, self.finished = [], fails, 0
+        self.in_a_pass = lambda number: None
 
     def held_bytes(self):
         return None
@@ -61,6 +63,17 @@ class Model:
     def prepare(self, operation, body, facts, emit):
         if operation == "chat":
             return PricedRun(10, Generation, generates=True)
+
+        if operation == "effects":  # a sweep of many passes
+
+            def one_pass():
+                self.passes.append("effects")
+                self.in_a_pass(len(self.passes))
+                checkpoint()
+                self.finished += 1
+                return PricedRun(10, one_pass)
+
+            return PricedRun(10, one_pass)
 
         def alone():
             self.passes.append(1)
@@ -143,3 +156,21 @@ def test_a_shared_pass_that_fails_runs_each_alone():
         Turns(pipes, model, []).run()
     assert model.passes == [1, 1, 1]
     assert [request for kind, request in pipes.sent if kind == "reply"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["in a pass", "between passes"])
+def test_a_sweep_that_is_cancelled_begins_no_further_pass(within):
+    pipes, model = Pipes(ask(0, "effects"), go(0), ask(1, "weights")), Model()
+
+    def in_a_pass(number):
+        pipes.now.append(go(0))  # the server admits the next pass
+        if number == 3:
+            pipes.cancellations[0].cancelled = within
+            pipes.now = [Message("leave", {"request": 0}, memoryview(b"")), go(1)]
+
+    model.in_a_pass = in_a_pass
+    with pytest.raises(Empty):
+        Turns(pipes, model, []).run()
+    assert (model.passes, model.finished) == (["effects"] * 3 + [1], 2 + (not within))
+    assert pipes.sent.count(("problem", 0)) == pipes.sent.count(("done", 0)) == 1
+    assert ("reply", 1) in pipes.sent

@@ -21,9 +21,9 @@ from tests.conftest import live_server
 from tests.passed_functions import Calls, PassedFunctions
 
 WARM, COUNTED = 20, 21
-CALLS = {"forward": 188, "weights": 360, "step": 228, "model weights": 1560}
+CALLS = {"forward": 188, "weights": 360, "step": 228, "model weights": 1550}
 """Calls that one request passes at most."""
-FILES = {"forward": 42, "weights": 57, "step": 53, "model weights": 106}
+FILES = {"forward": 42, "weights": 57, "step": 53, "model weights": 105}
 """Files in which they lie."""
 JSON_ONLY = {"content-type": JSON, "accept": JSON}
 
@@ -99,5 +99,5 @@ def test_the_weights_of_a_model_pass_few_functions_in_few_files(watched, model_c
             found += [served.fresh() + called.fresh() + model_calls] if number >= WARM else []
     typical = sorted(found, key=Counter.total)[2]
     assert typical.total() <= CALLS["model weights"], typical.most_common()
-    files = {file for file, _ in typical}
+    files = sorted(({file for file, _ in each} for each in found), key=len)[2]  # observations pass further ones
     assert len(files) <= FILES["model weights"], sorted(files)

@@ -7,10 +7,9 @@ Sources: DeepSeek-AI 2025 (DeepSeek-V3.2, the lightning indexer); Qiu et al. 202
 ``core.problem``.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -80,48 +79,35 @@ class ModuleRuns:
         """The scores by which the last indexer chose, ``[B, Q, T]``, in a run that is watched."""
         self._running: list[_Run] = []
 
-    @contextmanager
-    def trying(self) -> Iterator[None]:
+    def trying(self) -> AbstractContextManager[None]:
         """Find the taps of the modules that run until the block ends."""
-        with self._within({module: partial(_Trial, module, self) for module in self._keys}):
-            yield
+        return running_within(self._keys, lambda module: _Trial(module, self), self._running)
 
-    @contextmanager
-    def watching(self, wanted: Collection[tuple[LayerKey, str]], see: See) -> Iterator[None]:
+    def watching(self, wanted: Collection[tuple[LayerKey, str]], see: See) -> AbstractContextManager[None]:
         """Show ``see`` the wanted taps of layers until the block ends; all scores of indexers if any are wanted."""
         scores = any(tap == INDEX_SCORES for _, tap in wanted)
-        begun: dict[nn.Module, Callable[[], _Run]] = {}
+        watched: dict[nn.Module, LayerKey] = {}
         for module, taps in self.taps.items():
             keys = self._keys[module]
             if (scores and taps.rate is not None) or any((key, GATE) in wanted for key in keys):
-                begun[module] = partial(_Watch, taps, self, see, keys[0])
+                watched[module] = keys[0]
         self.scores = None
-        with self._within(begun):
-            yield
+        if not watched:
+            return nullcontext()
+        return running_within(watched, lambda module: _Watch(module, self, see, watched[module]), self._running)
 
     def attended(self, module: nn.Module, layer: LayerKey, context: Tensor) -> None:
         """Note that a module has its context ``[B, Q, H, V]``."""
         if self._running and self._running[-1].module is module:
             self._running[-1].attended(layer, context)
 
-    @contextmanager
-    def _within(self, begun: "Mapping[nn.Module, Callable[[], _Run]]") -> Iterator[None]:
-        def begin(module: nn.Module) -> _Run:
-            run = begun[module]()
-            run.module = module
-            return run
-
-        with running_within(begun, begin, self._running):
-            yield
-
 
 class _Run(TorchFunctionMode):
     """One run of a module, whose choices and products are seen."""
 
-    module: nn.Module
-
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        self.module = module
         self.context: Tensor | None = None
         self.products = -1
 
@@ -152,7 +138,7 @@ class _Trial(_Run):
     """A run in which taps are found."""
 
     def __init__(self, module: nn.Module, runs: ModuleRuns) -> None:
-        super().__init__()
+        super().__init__(module)
         self._taps = runs.taps
         self._rate = _rate_of(module)
         self._candidates: list[torch.Size] = []
@@ -191,9 +177,9 @@ class _Trial(_Run):
 class _Watch(_Run):
     """A run whose taps are seen."""
 
-    def __init__(self, taps: ModuleTaps, runs: ModuleRuns, see: See, layer: LayerKey) -> None:
-        super().__init__()
-        self._taps, self._runs, self._see, self._layer = taps, runs, see, layer
+    def __init__(self, module: nn.Module, runs: ModuleRuns, see: See, layer: LayerKey) -> None:
+        super().__init__(module)
+        self._taps, self._runs, self._see, self._layer = runs.taps[module], runs, see, layer
 
     def chosen_by(self, scores: Tensor) -> Tensor:
         """Show the scores of the indexer, −∞ for candidates that a query may not choose."""

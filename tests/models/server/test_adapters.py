@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,11 @@ from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest, ModelNotFound
+from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.loaded.checked_request import read_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 
 pytest.importorskip("peft", reason="peft writes the adapters")
 from tests.models.small_adapters import LLAMA, write_adapter
@@ -232,6 +238,33 @@ def test_an_adapter_is_compared_with_its_base_head_by_head(served, more):
         np.testing.assert_allclose(moved, changed.statistics.entropy - plain.statistics.entropy, atol=CLOSE)
         np.testing.assert_array_equal(layer.base.top.keys, plain.top.keys)
     assert max(np.abs(layer.differences.weights).max() for layer in reply.layers) > 0.01
+
+
+@pytest.mark.parametrize("texts", [TEXT, [TEXT, "the dog"]])
+def test_predictions_and_those_of_the_base_are_of_one_pass(repository, texts, monkeypatch):
+    root, _, own = repository
+    loaded = LoadedModel.load(root / "org/base", dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    adapter = loaded.adapters.load("sql-lora", AdapterFiles.open(root / "sql-lora"))
+    request = ModelForwardRequest(text=texts, compare="base", return_=["logits"])
+    sizes, run = [], LoadedModel.run
+    monkeypatch.setattr(
+        LoadedModel, "run", lambda self, x, *a, **more: (sizes.append(len(x["input_ids"])), run(self, x, *a, **more))[1]
+    )
+    with loaded.adapters.using(adapter):
+        checked = replace(read_request(loaded, request), adapter=adapter)
+        found = forward_reply(loaded, request, checked)
+        count = len(texts) if isinstance(texts, list) else 1
+        assert sizes == [2 * count]
+        apart = forward_reply(loaded, request.model_copy(update={"alone": True}), checked)
+        assert sizes == [2 * count, count, count]
+    np.testing.assert_allclose(found.logits, apart.logits, atol=CLOSE)
+    for one, other in zip(found.predictions, apart.predictions, strict=True):
+        assert (one.text, one.position) == (other.text, other.position)
+        assert one.divergence == pytest.approx(other.divergence, abs=CLOSE)
+        assert one.divergence > 0
+        for each, same in zip(one.top, other.top, strict=True):
+            assert (each.id, each.base_logit) == (same.id, pytest.approx(same.base_logit, abs=CLOSE))
+    assert not isinstance(texts, str) or np.allclose(logits(found), expected(own["sql"]), atol=CLOSE)
 
 
 def test_predictions_are_compared_with_those_of_the_base(served):

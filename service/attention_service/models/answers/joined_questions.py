@@ -25,6 +25,7 @@ from attention_service.models.answers.model_inspection import (
     forward_pass,
     forward_reply,
     layer_weights,
+    may_have_more_rows,
     weights_pass,
     weights_reply,
 )
@@ -38,31 +39,23 @@ from attention_service.models.passes.module_taps import MODULE_TAPS
 
 Question = tuple[Any, CheckedRequest]
 """A request, and what was read of it."""
-LONGEST: Final = 2048
-"""Tokens of a text up to which its question is answered together with others."""
-_ARGUMENTS: Final = frozenset({"input_ids", "attention_mask", "position_ids"})
-"""The arguments of models whose texts can be filled up with those of others."""
 _REPLY_NUMBERS: Final = 2**18
 """Numbers of weights in a reply up to which the same holds: 1 MiB."""
 
 
 def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -> Hashable:
     """Equal for questions that may share a pass if their texts are alike in length; None for one that runs alone."""
-    if not isinstance(request, ModelForwardRequest | ModelWeightsRequest) or request.alone or request.keep:
+    if not isinstance(request, ModelForwardRequest | ModelWeightsRequest):
+        return None
+    if not may_have_more_rows(loaded, request, checked):
         return None
     inputs = checked.inputs
-    places = [*[place for place, _ in checked.kinds], *[loaded.place_of(key) for key in checked.edits]]
-    seen = inputs.media or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
-    # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
-    if seen or loaded.head.unit == "choice" or not loaded.stacks_texts:
-        return None
     edited = {edit.tap for edits in checked.edits.values() for edit in edits}
     beside = edited & MODULE_TAPS or (
         isinstance(request, ModelWeightsRequest)
         and (CHOSEN_SHARE in (request.statistics or ()) or request.statistic_options.names_text)
     )
-    others = {(place.keys_of, place.mixes) for place in places} - {("tokens", "attention")}
-    if beside or inputs.text.length > LONGEST or others:
+    if beside:
         return None
     apart = None if checked.adapter is None or checked.adapter.mixes else checked.adapter
     if isinstance(request, ModelForwardRequest):

@@ -57,6 +57,10 @@ from attention_transformers.model_layers import (
 
 Ask = Callable[[AttentionPlace, BoundRequest], LayerTask]
 """Makes the task at the layers of one kind, of which it gets one."""
+LONGEST: Final = 2048
+"""Tokens of a text up to which its question is answered together with others."""
+_ARGUMENTS: Final = frozenset({"input_ids", "attention_mask", "position_ids"})
+"""The arguments of models whose texts can be filled up with those of others."""
 _AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
 """Returned tensors that are not made by the attention function."""
 
@@ -98,6 +102,20 @@ def weights_pass(
     )
 
 
+def may_have_more_rows(
+    loaded: LoadedModel, request: ModelForwardRequest | ModelWeightsRequest, checked: CheckedRequest
+) -> bool:
+    """True if the pass of a request may have further rows, which change none of its own."""
+    inputs = checked.inputs
+    places = [*[place for place, _ in checked.kinds], *[loaded.place_of(key) for key in checked.edits]]
+    seen = inputs.media or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
+    # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
+    if request.alone or request.keep or seen or loaded.head.unit == "choice" or not loaded.stacks_texts:
+        return False
+    others = {(place.keys_of, place.mixes) for place in places} - {("tokens", "attention")}
+    return inputs.text.length <= LONGEST and not others
+
+
 @torch.no_grad()
 def forward_reply(
     loaded: LoadedModel,
@@ -126,15 +144,16 @@ def forward_reply(
     taps: Any = _inner_taps(request)
     asking = forward_pass(loaded, request, checked)
     asking.own = own
-    compares = request.compare and head.predicts
-    other_rows = _base_rows if request.compare == "base" else _unedited_rows
-    before = other_rows(loaded, request, checked, predicted) if compares else None
+    twice = not own and _is_twice(loaded, request, checked)
+    before = None if twice else _other_rows(loaded, request, checked, predicted)
     if "hidden" in wanted:
         for place in checked.places:
             place.check_tap("hidden", f"return.{request.return_.index('hidden')}")
     states = LayerStates(loaded.all_places, asking)
     with states.reading(checked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
-        rows, output = _rows(loaded, checked, asking, predicted)
+        run = _rows_twice if twice else _rows
+        rows, output = run(loaded, checked, asking, predicted)
+    rows, before = rows.halves if twice and rows is not None else (rows, before)
     found, several = asking.take(), checked.inputs.several
     fields: dict[str, Any] = {"predicts": head.predicts, "predictions": [], "layers": []}
     if rows is not None and answered:
@@ -262,6 +281,33 @@ def _unedited_rows(
 ) -> Rows | None:
     """The logits of the model without the edits."""
     return _rows(loaded, checked, AttentionPass({}), places)[0]
+
+
+def _is_twice(loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest) -> bool:
+    """True if one pass gives the predictions by the adapter and by its base."""
+    if request.compare != "base" or loaded.head.predicts is None or not loaded.adapters.may_mix:
+        return False
+    plain = not checked.edits and set(request.return_) <= {"logits"}
+    return plain and may_have_more_rows(loaded, request, checked)
+
+
+def _rows_twice(
+    loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass, places: Places | None
+) -> tuple[Rows | None, Any]:
+    """Run the model over each text twice, by the adapter and then by its base."""
+    inputs = checked.inputs
+    arguments = {name: torch.cat([x, x]) for name, x in inputs.arguments.items()}
+    with loaded.adapters.beside_base(len(inputs.text.ids)):
+        return loaded.output_rows(arguments, asking, places and [*places, *places], inputs.text.repeated(2))
+
+
+def _other_rows(
+    loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest, places: Places | None
+) -> Rows | None:
+    """The logits of the run that a request compares with; None without one, or without a head."""
+    if not request.compare or loaded.head.predicts is None:
+        return None
+    return (_base_rows if request.compare == "base" else _unedited_rows)(loaded, request, checked, places)
 
 
 def _base_rows(

@@ -29,6 +29,16 @@ class Rows(NamedTuple):
     partition: Tensor | None = None
     """``[B, 1, V]``: ln Σ exp(logit) over the tokens of a text, if that is what a probability is a share of."""
 
+    @property
+    def halves(self) -> tuple["Rows", "Rows"]:
+        """The rows of the first half of the texts, and of the second."""
+        count = len(self.logits) // 2
+        first, second = (
+            Rows(self.logits[half], self.places[half], None if self.partition is None else self.partition[half])
+            for half in (slice(count), slice(count, None))
+        )
+        return first, second
+
     def without_last(self, count: int) -> "Rows":
         """The rows of all positions but the last ones."""
         return self._replace(logits=self.logits[:, :-count], places=[row[:-count] for row in self.places])

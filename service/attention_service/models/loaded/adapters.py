@@ -218,6 +218,18 @@ class Adapters:
         finally:
             self.active, self._mix = former
 
+    @property
+    def may_mix(self) -> bool:
+        """True if rows of the pass under way may have the base's numbers beside those of the adapter."""
+        return self.active is None or self.active.mixes
+
+    @contextmanager
+    def beside_base(self, count: int) -> Iterator[None]:
+        """Give the first rows of the passes in a block their adapters, and as many more the base's own numbers."""
+        own = [self.active] * count if self._mix is None else [*self._mix.rows]
+        with self.of_rows([*own, *[None] * count]):
+            yield
+
     def _keeps_rows(self, modules: Iterable[nn.Module]) -> bool:
         """True if these modules get the rows of a pass as rows; experts, for one, get the tokens of all rows."""
         seen: list[bool] = []

@@ -99,6 +99,7 @@ def convert(source: str, target: str, **options: Any) -> None:
 | GGUF (the package `gguf`) | `convert(source, target, gguf_file="model.gguf")` |
 | FP8 in blocks (`"quant_method": "fp8"`) | none is needed; `convert(source, target)` works on a machine without a GPU |
 | other [quantized forms](what-you-can-open.md#quantized-models) | none is needed for those that are read |
+| those that are [refused](what-you-can-open.md#quantized-models) | none: take the checkpoint before quantization |
 
 This function reads no RoPE scaling from a GGUF file, as transformers 5.23 does not: add it to `rope_parameters` of the
 new `config.json`. The server [sets it](what-you-can-open.md#gguf) for a whole model. Do not remove

@@ -136,6 +136,10 @@ ZOO = {
     "broken-config": Animal(None, {"config.json": "{"}, refused="is not a JSON object"),
     "linked": Animal(LLAMA, {}, ("text",), make=linked, refused="tokenizer.json is a link"),
     "scales-alone": Animal(LLAMA, tensors=(f"{QUERY}.weight_scale_inv",), refused="no quantization_config"),
+    "voxtral": Animal(
+        {"model_type": "voxtral", "architectures": ["VoxtralForConditionalGeneration"]}, SOUNDS | {"tekken.json": "{}"},
+        left_out=("tekken.json",),
+    ),
     "merged-lora": Animal(LLAMA, tensors=(f"{QUERY}.lora_A.weight",), refused="belongs to an adapter"),
     "fp8": quantized("FP8"), "int4": quantized("compressed-tensors int4"), "gptq": quantized("GPTQ int4"),
     "awq": quantized("AWQ int4"), "nf4": quantized("bitsandbytes NF4"),

@@ -13,6 +13,8 @@ _WEIGHTS: Final = frozenset({
 """Endings of files with tensors in other formats."""
 _SAFETENSORS: Final = ".safetensors"
 _CODE: Final = ".py"
+_TEKKEN: Final = "tekken.json"
+"""A tokenizer of Mistral AI's, beside or in the place of one that transformers reads."""
 _BESIDE_GGUF: Final = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "special_tokens_map.json", "added_tokens.json", "merges.txt", *OF_TEXT,
@@ -22,11 +24,13 @@ _MOST: Final = 100
 
 
 def unread_files(folder: Path, read: Collection[Path]) -> list[str]:
-    """The files with tensors or code in a folder besides those that are read, each with the reason."""
+    """The files of tensors, code or tokenizers in a folder that are not read, each with the reason."""
     found = []
     for file in sorted(folder.iterdir()):
         if file.suffix == _CODE:
             found.append(f"{file.name} (no code of a checkpoint is run)")
+        elif file.name == _TEKKEN:
+            found.append(f"{_TEKKEN} (a tokenizer for the package mistral-common, which is not read)")
         elif file.suffix in _WEIGHTS:
             found.append(f"{file.name} (another format, which is not read)")
         elif file.suffix == _SAFETENSORS and file.name != ADAPTER_TENSORS and file.resolve() not in read:

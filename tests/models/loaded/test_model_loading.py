@@ -14,6 +14,8 @@ from tests.modules.checkpoints.tiny_models import BERT
 from transformers import (
     BertConfig,
     BertForNextSentencePrediction,
+    BertForSequenceClassification,
+    BertModel,
     LongformerConfig,
     LongformerModel,
     YosoConfig,
@@ -73,6 +75,41 @@ def test_a_head_that_predicts_neither_tokens_nor_classes_is_left_out(tmp_path):
     with pytest.raises(InvalidRequest, match=words) as caught:
         plan_generation(loaded, validate(CompletionRequest, {"model": "net", "prompt": "the cat"}))
     assert caught.value.param == "model"
+
+
+def without(model, folder, part):
+    """Save a model without the tensors whose names have a part."""
+    model.save_pretrained(folder)
+    tensors = {name: x for name, x in load_file(folder / "model.safetensors").items() if part not in name}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_pooler_without_tensors_makes_no_pooled_vector(tmp_path):
+    model = BertModel(BertConfig(**BERT)).eval()
+    loaded = load(without(model, tmp_path / "net", "pooler"))
+    reply = forward_reply(loaded, ModelForwardRequest(tokens=IDS, layers=[1], return_=["hidden"]))
+    with torch.no_grad():
+        own = model(torch.tensor([IDS])).last_hidden_state[0]
+    np.testing.assert_allclose(reply.layers[0].hidden, own, atol=1e-5)
+    with pytest.raises(InvalidRequest, match="has no pooler") as refused:
+        forward_reply(loaded, ModelForwardRequest(tokens=IDS, return_=["pooled"]))
+    assert refused.value.param == "return"
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "named"),
+    [
+        (BertForSequenceClassification, "pooler", "bert.pooler.dense.bias"),
+        (BertForSequenceClassification, "classifier", "classifier.bias"),
+        (BertModel, "layer.1.attention.self.query.bias", "encoder.layer.1.attention.self.query.bias"),
+    ],
+)
+def test_tensors_that_would_be_random_are_refused_by_name(tmp_path, kind, part, named):
+    folder = without(kind(BertConfig(**BERT)), tmp_path / "net", part)
+    with pytest.raises(InvalidCheckpoint, match="lacks") as refused:
+        load(folder)
+    assert named in refused.value.detail
 
 
 def test_a_model_that_takes_all_leaves_nothing_out(tmp_path):

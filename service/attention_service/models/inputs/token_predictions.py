@@ -21,7 +21,9 @@ def pooled(output: Any) -> Tensor:
     names = ("image_embeds", "pooler_output")
     found: Tensor | None = next((x for name in names if (x := getattr(output, name, None)) is not None), None)
     if found is None:
-        raise InvalidRequest.at("return", "the model has no pooled vector; leave pooled out")
+        raise InvalidRequest.at(
+            "return", "the model, or its checkpoint, has no pooler, so there is no pooled vector; leave pooled out"
+        )
     return found
 
 

@@ -1,5 +1,6 @@
 """A model and its tokenizer from a folder. Nothing is fetched, unpickled, or run that the folder brings."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
@@ -127,8 +128,7 @@ def load_checkpoint(
     left_out = _left_out(folder, model, loading["unexpected_keys"])
     if (others := beyond_the_model(left_out)) is not None:
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {others}")
-    lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
-    if lacking:
+    if lacking := _lacking(model, loading["missing_keys"]):
         raise InvalidCheckpoint.at(
             "checkpoint", f"{folder.name} lacks {len(lacking)} tensors of {type(model).__name__}, such as {lacking[0]}"
         )
@@ -180,6 +180,20 @@ def _left_out(folder: Path, model: PreTrainedModel, unexpected: Iterable[str]) -
     from attention_service.models.loaded import gguf_loading  # noqa: PLC0415  # the extra gguf
 
     return gguf_loading.left_out_of(model, read_header(folder))
+
+
+def _lacking(model: Any, missing: Iterable[str]) -> list[str]:
+    """The tensors of a model that its checkpoint has not, and that would be random numbers, sorted.
+
+    A pooler that is made on request is left out without them: the states do not depend on it, and there is no pooled
+    vector then.
+    """
+    found = sorted(missing)
+    poolers = [name for name in found if name.startswith("pooler.")]
+    if poolers and "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
+        model.pooler = None
+        return [name for name in found if name not in poolers]
+    return found
 
 
 def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:

@@ -2,14 +2,22 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.prompts import Message, ModelInput, TextPart, TokenLabelsReply
+from attention_contract.schemas.prompts import (
+    AudioPart,
+    InputAudioPart,
+    Message,
+    MessagePart,
+    ModelInput,
+    TextPart,
+    TokenLabelsReply,
+)
 from attention_service.models.inputs.conversations import (
     ANSWER,
     ChatForm,
@@ -34,6 +42,14 @@ from attention_service.models.inputs.readable_tokens import ReadableTokens
 from attention_service.models.passes.attention_places import TARGET, TEXT
 
 FactT = TypeVar("FactT")
+_HEARS_NONE: Final = "this model hears none; send text, tokens or messages"
+
+
+def medium_of(part: MessagePart) -> str | None:
+    """The medium of a part of a message, ``image`` or ``audio``; None for text."""
+    if isinstance(part, TextPart):
+        return None
+    return "audio" if isinstance(part, AudioPart | InputAudioPart) else "image"
 
 
 class InputReader:
@@ -118,7 +134,7 @@ class InputReader:
         if request.images:
             raise InvalidRequest.at("images", self.takes_no_images)
         if request.all_audio:
-            raise InvalidRequest.at("audio", "this model hears none; send text, tokens or messages")
+            raise InvalidRequest.at("audio", _HEARS_NONE)
         texts, field, several = self.texts(request)
         for index, text in enumerate(texts):
             self.check(text.ids, f"{field}.{index}" if several else field)
@@ -244,9 +260,14 @@ class InputReader:
         """The content of a message for the chat template: one text. Raises InvalidRequest for an image."""
         if message.content is None or isinstance(message.content, str):
             return message.content
-        if not all(isinstance(part, TextPart) for part in message.content):
-            raise InvalidRequest.at("messages", f"images: {self.takes_no_images}")
+        if (other := next(filter(None, map(medium_of, message.content)), None)) is not None:
+            raise self.refused_part(other)
         return "".join(part.text for part in message.content if isinstance(part, TextPart))
+
+    def refused_part(self, medium: str | None) -> InvalidRequest:
+        """The error for a part of a message that the model does not read."""
+        why = f"audio: {_HEARS_NONE}" if medium == "audio" else f"images: {self.takes_no_images}"
+        return InvalidRequest.at("messages", why)
 
     def texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
         """The texts of a request, the field that they came in, and True if they came as a list."""

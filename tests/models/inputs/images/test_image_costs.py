@@ -62,7 +62,7 @@ def test_the_products_of_a_prompt_are_those_of_its_eager_self(kind):
     model, size = small_prompts.loaded(kind), SIZES[0]
     told = ModelCosts(model).report(asked(size, length=5), ROOM)
     made = small_prompts.processor(kind)(
-        text=[model.reader._before + TEXT], images=[Image.fromarray(noise(*size))], return_tensors="pt",
+        text=[model.reader.before + TEXT], images=[Image.fromarray(noise(*size))], return_tensors="pt",
         return_mm_token_type_ids=True,
     )  # fmt: skip
     arguments = {name: x for name, x in made.items() if name in model.reader.names - {"labels"}}

@@ -50,8 +50,8 @@ def test_tokens_after_an_image_are_those_of_transformers(kind, options):
     told = messages(image)
     choices = answered(kind, told, attention={"top_k": 2}, **options)
     reader, model = loaded(kind).reader, eager(kind)
-    text = reader._with_images([Message(**each) for each in told], 1, ChatForm()).text
-    made = reader._processed(text, [Image.fromarray(image)], add_special_tokens=False)
+    text = reader.with_places([Message(**each) for each in told], 1, ChatForm()).text
+    made = reader.processed(text, [Image.fromarray(image)], add_special_tokens=False)
     arguments = {name: x for name, x in made.items() if name in reader.names}
     drawn = {"temperature": options["temperature"], "top_p": 1.0, "top_k": 0} if options["temperature"] else {}
     assert len(choices) == options.get("n", 1)

@@ -29,7 +29,7 @@ SIZE = (60, 44)
 
 def prompt(kind, *images, text=TEXT):
     made = processor(kind)(
-        text=[loaded(kind).reader._before * len(images) + text], images=[Image.fromarray(each) for each in images],
+        text=[loaded(kind).reader.before * len(images) + text], images=[Image.fromarray(each) for each in images],
         return_tensors="pt", return_mm_token_type_ids=True,
     )  # fmt: skip
     names = loaded(kind).reader.names
@@ -230,6 +230,15 @@ def test_what_does_not_fit_together_is_named(request_, param):
     with pytest.raises(InvalidRequest) as fault:
         forward_reply(loaded("llava"), ModelForwardRequest(**request_))
     assert fault.value.param == param
+
+
+@pytest.mark.parametrize("images", [[], [sent(noise())]])
+def test_the_place_of_a_sound_is_none_of_an_image(images):
+    parts = [{"type": "audio"}, {"type": "text", "text": "what"}]
+    fields = {"messages": [{"role": "user", "content": parts}], "images": images}
+    with pytest.raises(InvalidRequest, match="audio: this model hears none") as fault:
+        forward_reply(loaded("llava"), ModelForwardRequest.model_validate(fields))
+    assert fault.value.param == "messages"
 
 
 @pytest.mark.parametrize("kind", PROMPTS)

@@ -167,6 +167,7 @@ def test_gradients_reach_the_seconds_that_a_word_depends_on(kind):
         ({"tokens": [4, 5], "audio": [sent(speech(1.0))]}, "tokens"),
         ({"text": "what", "audio": [{"base64": "AAAA"}]}, "audio.0"),
         ({"text": "what", "layers": ["audio.0"]}, "layers.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(request_, param):

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from transformers.vision_utils import get_vision_window_index
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.prompts import Message, ModelInput, TextPart
-from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
+from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.images.encoder_inputs import (
     SHORT,
     gray,
@@ -23,8 +22,9 @@ from attention_service.models.inputs.images.encoder_inputs import (
     token_names,
 )
 from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
-from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Span, Stack, Tokens, parted_answer
-from attention_service.models.inputs.model_inputs import InputReader, default_template
+from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack, Tokens
+from attention_service.models.inputs.media_prompts import MediaPrompts
+from attention_service.models.inputs.model_inputs import default_template
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, patch_name
 from attention_service.models.passes.attention_places import AttentionPlace
 
@@ -36,30 +36,33 @@ _OF_TEXT: Final = frozenset({"input_ids", "attention_mask", "mm_token_type_ids",
 """Arguments that have a number for each token."""
 
 
-class PromptInputs(InputReader):
+class PromptInputs(MediaPrompts):
     """Reads the texts and images of one model."""
+
+    medium = "image"
+    field = "images"
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's. Raises InvalidCheckpoint for a model without square patches."""
         super().__init__(model, processor.tokenizer)
         self.template = default_template(getattr(processor, "chat_template", None)) or self.template
-        self._processor, self._mark = processor, str(processor.image_token)
-        self._image_token = image_tokens(model.config)
-        self._places = {self._image_token, processor.tokenizer.convert_tokens_to_ids(self._mark)}
+        self._processor, self.mark = processor, str(processor.image_token)
+        self.token = image_tokens(model.config)
+        self._places = {self.token, processor.tokenizer.convert_tokens_to_ids(self.mark)}
         """The tokens that stand for parts of images, and that of an image, which is another one in Gemma 3."""
         names = ("vision_start_token_id", "vision_end_token_id")
         around = [getattr(model.config, name, None) for name in names]
-        self._before = self._mark
+        self.before = self.mark
         """An image before a text."""
         if all(isinstance(each, int) for each in around):
             start, end = processor.tokenizer.convert_ids_to_tokens(around)
-            self._before = f"{start}{self._mark}{end}"
+            self.before = f"{start}{self.mark}{end}"
         self._vision: Any = model.config.vision_config
         self._patch, self.edge = patch_size(self._vision), shortest_edge(processor.image_processor)
         self.whole = frozenset(getattr(self._vision, "fullatt_block_indexes", None) or ())
         """The layers that see all of an image, of a model whose others see windows of it."""
         self._pack = _packing(model)
-        geometry = partial(processor, text=[self._mark])
+        geometry = partial(processor, text=[self.mark])
         merge = int(getattr(processor.image_processor, "merge_size", 1))
         self.crops = lru_cache(256)(lambda width, height: crops_of(geometry, width, height, self._patch, merge))
         self._length = self._first = 0
@@ -72,7 +75,7 @@ class PromptInputs(InputReader):
 
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a few tokens, and of one over a gray image."""
-        return [*super().short_runs(), self._arguments(self._processed(self._mark, [gray(*SHORT)]))]
+        return [*super().short_runs(), self._arguments(self.processed(self.mark, [gray(*SHORT)]))]
 
     def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
         """Find the tokens that are patches, in the layers that see images. False if other tokens pass these."""
@@ -96,31 +99,8 @@ class PromptInputs(InputReader):
         if request.all_audio:
             raise InvalidRequest.at("audio", "this model hears none; send text or images")
         images = decoded(sent)
-        if request.text_pair is not None or isinstance(request.answer, list):
-            raise InvalidRequest.at("answer" if request.text_pair is None else "text_pair", "images go with one text")
-        if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
-            raise InvalidRequest.at("images", "they go with one text, without a target")
-        if request.tokens is not None:
-            made = self._processed(self._mark * len(images), images)
-            tokens = Tokens(
-                [int(each) for each in request.tokens if isinstance(each, int)], [None] * len(request.tokens)
-            )
-            if tokens.ids.count(self._image_token or -1) != made["input_ids"][0].tolist().count(self._image_token):
-                raise InvalidRequest.at("tokens", "the number of image tokens does not match the images")
-            made = made | self._of_tokens(made, tokens.ids)
-            field = "tokens"
-        elif request.messages is not None:
-            form = ChatForm.of(request)
-            written = self._with_images(request.messages, len(images), form)
-            made = self._processed(written.text, images, add_special_tokens=False)
-            tokens, field = tokens_of(made), "messages"
-            tokens = tokens._replace(parts=token_parts(tokens.spans, written.parts))
-        else:
-            text = request.text if isinstance(request.text, str) else ""
-            before = "" if self._mark in text else self._before * len(images)
-            made = self._processed(before + text + (str(request.answer or "")), images)
-            tokens, field = tokens_of(made, len(before)), "text" if request.text else "images"
-            tokens = tokens if request.answer is None else parted_answer(tokens, len(text))
+        self.check_alone(request)
+        made, tokens, field = self.prompt(request, images)
         self.check(tokens.ids, field, images=True)
         self._check_apart(tokens.ids, made, field)
         crops = [self.crops(*image.size) for image in images]
@@ -142,7 +122,7 @@ class PromptInputs(InputReader):
 
         Raises InvalidRequest.
         """
-        made = self._processed(self._before, [gray(width, height)], add_special_tokens=False)
+        made = self.processed(self.before, [gray(width, height)], add_special_tokens=False)
         crops, grids = self.crops(width, height), made.get("image_grid_thw")
         text = made["input_ids"].shape[1]
         if grids is None:
@@ -168,24 +148,11 @@ class PromptInputs(InputReader):
         self.check(found.ids, param)
         return found
 
-    def content(self, message: Message) -> Any:
-        """The content of a message for the chat template: a list of parts."""
-        if message.content is None:
-            return None
-        parts = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-        return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
-
-    def _with_images(self, messages: Sequence[Message], images: int, form: ChatForm) -> Conversation:
-        """A conversation with places for images: before the text of the first message, if it has none."""
-        turns = [as_template_reads(message, self.content(message)) for message in messages]
-        if not any(part["type"] == "image" for message in turns for part in message["content"] or ()):
-            turns[0]["content"] = [{"type": "image"}] * images + (turns[0]["content"] or [])
-        return self._written(turns, form, parted=True)
-
-    def _processed(self, text: str, images: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
+    def processed(self, text: str, media: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
+        """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""
         try:
             made = self._processor(
-                text=[text], images=list(images), return_tensors="pt", return_offsets_mapping=bool(self._fast),
+                text=[text], images=list(media), return_tensors="pt", return_offsets_mapping=bool(self._fast),
                 return_text_replacement_offsets=True, return_mm_token_type_ids=True, **options,
             )  # fmt: skip
         except (ValueError, TypeError, RuntimeError, IndexError, StopIteration) as fault:
@@ -197,7 +164,7 @@ class PromptInputs(InputReader):
     def _fast(self) -> bool:
         return self.tokenizer is not None and bool(self.tokenizer.is_fast)
 
-    def _of_tokens(self, made: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+    def of_tokens(self, made: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         """The arguments that have a number for each token, of tokens as they came."""
         kinds = self._processor.create_mm_token_type_ids([ids])
         every = {
@@ -207,7 +174,7 @@ class PromptInputs(InputReader):
 
     def _check_apart(self, ids: Sequence[int], made: dict[str, Any], field: str) -> None:
         """Raise InvalidRequest for images side by side, where a model tells them apart by the text between."""
-        own = [each == self._image_token for each in ids]
+        own = [each == self.token for each in ids]
         runs = sum(now and not before for before, now in zip([False, *own], own, strict=False))
         if runs < len(made.get("image_grid_thw", ())):
             raise InvalidRequest.at(
@@ -219,7 +186,7 @@ class PromptInputs(InputReader):
     ) -> list[Patch | str | None]:
         """The patch that each token is, or ``ROW_END``; None for other tokens, also of squares that are no patches."""
         found: list[Patch | str | None] = [None] * len(ids)
-        places = [at for at, each in enumerate(ids) if each == self._image_token]
+        places = [at for at, each in enumerate(ids) if each == self.token]
         placed: Sequence[Patch | str | None]
         if self._pack is not None and "image_sizes" in made:
             placed = self._packed(self._pack, crops, made["image_sizes"])
@@ -311,28 +278,6 @@ def _merged(crops: Sequence[Sequence[Crop]], side: int) -> list[Patch | None]:
         for number, crop in enumerate(several)
         for patch in crop.merged(side).patches(image, number)
     ]
-
-
-def tokens_of(made: dict[str, Any], before: int = 0) -> Tokens:
-    """The tokens of a prompt; their characters in the text as it came, before which so many were put."""
-    ids: list[int] = made["input_ids"][0].tolist()
-    offsets = made.get("offset_mapping")
-    if offsets is None:
-        return Tokens(ids, [None] * len(ids))
-    replaced = next(iter(made.get("text_replacement_offsets") or [[]]))
-    return Tokens(ids, [_span(int(a), int(b), replaced, -before) for a, b in offsets[0].tolist()])
-
-
-def _span(start: int, end: int, replaced: Sequence[dict[str, Any]], origin: int) -> Span:
-    """The characters of a token before images were put into the text; None for a token of an image."""
-    shift = origin
-    for each in replaced:
-        first, last = each["new_span"]
-        if start >= last:
-            shift = origin + each["span"][1] - last
-        elif end > first:
-            return None
-    return (start + shift, end + shift) if start < end else None
 
 
 def image_tokens(config: Any) -> int | None:

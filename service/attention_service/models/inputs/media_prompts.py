@@ -1,0 +1,104 @@
+"""The prompt of a text with images or sounds: the checkpoint's own processor puts them into one text."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.prompts import Message, MessagePart, ModelInput, TextPart
+from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
+from attention_service.models.inputs.input_stacks import Span, Tokens, parted_answer
+from attention_service.models.inputs.model_inputs import InputReader, medium_of
+
+
+class MediaPrompts(InputReader):
+    """Reads texts with images, or with sounds, of one model."""
+
+    medium: Literal["image", "audio"]
+    """The type of a part of a message that is one."""
+    field: Literal["images", "audio"]
+    """The field of a request that has them."""
+    mark: str
+    """The text of the place of one."""
+    before: str
+    """The text of the place of one before a text."""
+    token: int | None
+    """The token that stands for parts of them."""
+
+    def content(self, message: Message) -> Any:
+        """The content of a message for the chat template: a list of parts. Raises InvalidRequest for another medium."""
+        if message.content is None:
+            return None
+        parts: Sequence[MessagePart]
+        parts = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        for part in parts:
+            if (other := medium_of(part)) not in {None, self.medium}:
+                raise self.refused_part(other)
+        return [part.model_dump() if isinstance(part, TextPart) else {"type": self.medium} for part in parts]
+
+    def with_places(self, messages: Sequence[Message], count: int, form: ChatForm) -> Conversation:
+        """A conversation with places for so many: before the text of the first message, if it has none."""
+        turns = [as_template_reads(message, self.content(message)) for message in messages]
+        if not any(part["type"] == self.medium for message in turns for part in message["content"] or ()):
+            turns[0]["content"] = [{"type": self.medium}] * count + (turns[0]["content"] or [])
+        return self._written(turns, form, parted=True)
+
+    def check_alone(self, request: ModelInput) -> None:
+        """Raise InvalidRequest for anything that does not go with images or sounds: they go with one text."""
+        many = "images" if self.medium == "image" else "sounds"
+        if request.text_pair is not None or isinstance(request.answer, list):
+            raise InvalidRequest.at("answer" if request.text_pair is None else "text_pair", f"{many} go with one text")
+        if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
+            raise InvalidRequest.at(self.field, "they go with one text, without a target")
+
+    def prompt(self, request: ModelInput, media: Sequence[Any]) -> tuple[dict[str, Any], Tokens, str]:
+        """A request as the processor makes it, its tokens, and the field that they come from. Raises InvalidRequest."""
+        if request.messages is not None:
+            written = self.with_places(request.messages, len(media), ChatForm.of(request))
+            made = self.processed(written.text, media, add_special_tokens=False)
+            tokens = tokens_of(made)
+            return made, tokens._replace(parts=token_parts(tokens.spans, written.parts)), "messages"
+        if request.tokens is not None:
+            made = self.processed(self.mark * len(media), media)
+            ids = [int(each) for each in request.tokens if isinstance(each, int)]
+            if ids.count(-1 if self.token is None else self.token) != made["input_ids"][0].tolist().count(self.token):
+                many = "images" if self.medium == "image" else "sounds"
+                raise InvalidRequest.at("tokens", f"the number of {self.medium} tokens does not match the {many}")
+            return made | self.of_tokens(made, ids), Tokens(ids, [None] * len(ids)), "tokens"
+        text = request.text if isinstance(request.text, str) else ""
+        before = "" if self.mark in text else self.before * len(media)
+        made = self.processed(before + text + str(request.answer or ""), media)
+        tokens = tokens_of(made, len(before))
+        tokens = tokens if request.answer is None else parted_answer(tokens, len(text))
+        return made, tokens, "text" if request.text else self.field
+
+    def processed(self, text: str, media: Sequence[Any], **options: Any) -> dict[str, Any]:
+        """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""
+        raise NotImplementedError
+
+    def of_tokens(self, _: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+        """The arguments that have a number for each token, of tokens as they came."""
+        return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+
+
+def tokens_of(made: dict[str, Any], before: int = 0) -> Tokens:
+    """The tokens of a prompt; their characters in the text as it came, before which so many were put."""
+    ids: list[int] = made["input_ids"][0].tolist()
+    offsets = made.get("offset_mapping")
+    if offsets is None:
+        return Tokens(ids, [None] * len(ids))
+    replaced = next(iter(made.get("text_replacement_offsets") or [[]]))
+    return Tokens(ids, [_span(int(a), int(b), replaced, -before) for a, b in offsets[0].tolist()])
+
+
+def _span(start: int, end: int, replaced: Sequence[dict[str, Any]], origin: int) -> Span:
+    """The characters of a token before images or sounds were put into the text; None for a token of one."""
+    shift = origin
+    for each in replaced:
+        first, last = each["new_span"]
+        if start >= last:
+            shift = origin + each["span"][1] - last
+        elif end > first:
+            return None
+    return (start + shift, end + shift) if start < end else None

@@ -56,3 +56,28 @@ def test_the_map_of_effects_fits_a_phone(visit):
     page.locator("table", has_text="The heads of L1").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert visit.violations() == []
+
+
+def test_paths_from_the_heads_of_a_layer_to_those_of_a_later_one(visit):
+    page = visit.open("#/effects?source=model:tiny&layer=0&over=paths")
+    paths = {"from": {"layer": 0}, "to": {"parts": ["k"], "layer": 1}}
+    reply = visit.http.post("/v1/models/tiny/effects", json={"text": TEXT} | paths).json()
+    np.testing.assert_allclose(numbers(page), reply["effects"]["value"], rtol=2e-3, atol=2e-6)
+    row, column = divmod(int(np.argmax(np.abs(reply["effects"]["value"]))), len(reply["swept"]["to"]))
+    assert facts(page)["matters most"] == f"L0H{row} → L1H{column} k"
+    assert visit.violations() == []
+    page.get_by_label("Ends of the paths").select_option("others")
+    page.wait_for_url("**ends=others**")
+    visit.drawn()
+    page = visit.open("#/effects?source=model:tiny&layer=0&over=paths&ends=others")
+    others = paths | {"to": {"parts": ["mlps", "logits"]}}
+    reply = visit.http.post("/v1/models/tiny/effects", json={"text": TEXT} | others).json()
+    np.testing.assert_allclose(numbers(page), reply["effects"]["value"], rtol=2e-3, atol=2e-6)
+
+
+@PHONE
+def test_the_map_of_paths_fits_a_phone(visit):
+    page = visit.open("#/effects?source=model:tiny&layer=3&over=paths")
+    page.get_by_text("paths in one request").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert visit.violations() == []

@@ -172,9 +172,15 @@ export interface LensReply {
     heads?: { top?: { ids: number[][][] }; targets?: number[][][] };
   }[];
 }
-/** Effects of a sweep over layers and heads: a row for each layer, NaN where it has no such head. */
+/** A component at the beginning or the end of paths. */
+export interface PathEnd {
+  part: string;
+  layer?: number | string | null;
+  head?: number | null;
+}
+/** Effects of a sweep over layers and heads, a row for each layer; or of paths, a row for each beginning. NaN: none. */
 export interface EffectsReply {
-  swept: { layers?: (number | string)[]; heads?: number[] };
+  swept: { layers?: (number | string)[]; heads?: number[]; from?: PathEnd[]; to?: PathEnd[] };
   baseline: number;
   effects: { value: number[][]; divergence?: number[][] };
   token_names?: string[];

@@ -41,7 +41,7 @@ class PathSenders(WireModel):
     """The layer of the heads and MLPs, or several; default: those of the request."""
     heads: Annotated[Listed[Index], Field(min_length=1, max_length=MAX_INDICES)] | None = None
     """The heads of these layers; default: all."""
-    set: float | Literal["mean"] | None = None
+    set: Annotated[float, Field(allow_inf_nan=False)] | Literal["mean"] | None = None
     """The number, or the mean over all tokens of the input, that takes the place of an output."""
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     """The text whose run gives the outputs; one for each text of the input, or one for all."""

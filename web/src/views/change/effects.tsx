@@ -14,6 +14,7 @@ import { integer } from "../../page/state";
 import { headName, notComputed, subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
 import { HeadEffects } from "./head_effects";
+import { PathEffects } from "./path_effects";
 import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../../parts/ui";
 
 
@@ -35,10 +36,12 @@ const MEASURES: [string, string][] = [["relative", "‖change‖ / ‖output‖"
 
 /** The sweep of a whole model, which is its first: each head of all layers, and the change of a prediction. */
 const PREDICTION = "prediction";
+/** The heads of a layer, as one component behind them reads each. */
+const PATHS = "paths";
 
 /** The choices of a sweep. */
 const optionsOf = (many: boolean, predicts: boolean): [string, string][] => [
-  ...(predicts ? [[PREDICTION, "the heads of all layers: the change of the prediction"] as [string, string]] : []),
+  ...(predicts ? [[PREDICTION, "the heads of all layers: the change of the prediction"], [PATHS, "paths from the heads of this layer: the change of the prediction"]] as [string, string][] : []),
   ...Object.entries(SWEEPS).filter(([each]) => many || each !== "layers").map(([each, { label }]): [string, string] => [each, `${label}${predicts ? ": the change of the attention's output" : ""}`]),
 ];
 
@@ -47,7 +50,7 @@ export function Effects(props: SubjectProps) {
   const { params, go, models } = usePage();
   const { whole, layers } = subject;
   const predicts = Boolean(whole?.id && whole.input && models?.find(({ id }) => id === whole.id)?.predicts);
-  if (!predicts || !whole?.id || (params.over !== undefined && params.over !== PREDICTION)) return <OfOutput {...props} predicts={predicts} />;
+  if (!predicts || !whole?.id || (params.over !== undefined && params.over !== PREDICTION && params.over !== PATHS)) return <OfOutput {...props} predicts={predicts} />;
   const { ref = "", queries, keys } = layers[layer];
   const { edits, temperature, causal } = readChanges(params);
   const held = wholeEdits(edits, temperature, causal, queries.length, keys.length);
@@ -55,12 +58,14 @@ export function Effects(props: SubjectProps) {
     const at = layers.findIndex((each) => each.ref === wanted);
     go({ view: "edit", layer: at, head, edits: writeEdits([...(at === layer ? edits : []), noHead(head)]) });
   };
+  const along = params.over === PATHS;
   return (
     <>
-      <Controls summary="the heads of all layers"><Choice wide label="Knock out in turn" value={PREDICTION} set={(over) => go({ over: over === PREDICTION ? "" : over })} options={optionsOf(layers.length > 1, true)} /></Controls>
-      {held.length > 0 && <p class="small">On top of the edits of {layers[layer].name}. <Button class="quiet" onClick={() => go({ edits: "", temperature: "", masked: "" })}>Clear them</Button></p>}
+      <Controls summary={along ? "paths" : "the heads of all layers"}><Choice wide label="Knock out in turn" value={along ? PATHS : PREDICTION} set={(over) => go({ over: over === PREDICTION ? "" : over })} options={optionsOf(layers.length > 1, true)} /></Controls>
+      {!along && held.length > 0 && <p class="small">On top of the edits of {layers[layer].name}. <Button class="quiet" onClick={() => go({ edits: "", temperature: "", masked: "" })}>Clear them</Button></p>}
       {whole.tokens > MOST_TOKENS.effects
         ? <p>This text has more than {MOST_TOKENS.effects} tokens.</p>
+        : along ? <PathEffects model={whole.id} input={{ ...whole.input }} layerRef={ref} later={layers.slice(layer + 1).map((each) => each.ref ?? "")} pick={open} />
         : <HeadEffects model={whole.id} input={{ ...whole.input, ...(held.length ? { edits: { [ref]: held } } : {}) }} layerRef={ref} pick={open} about="Click a cell (or press Enter on it) to see its edit under Edit." />}
     </>
   );

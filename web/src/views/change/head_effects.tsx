@@ -33,7 +33,7 @@ const kept = new Map<string, EffectsReply>();
 const AXES: [string, string] = ["layers", "heads"];
 
 /** Ask for the effects; what was asked lately is remembered. */
-async function effectsOf({ method, path, body }: ApiRequest, signal: AbortSignal): Promise<EffectsReply> {
+export async function effectsOnPrediction({ method, path, body }: ApiRequest, signal: AbortSignal): Promise<EffectsReply> {
   const key = JSON.stringify([path, body]);
   const made = kept.get(key) ?? (await call<EffectsReply>(method, path, body, signal));
   kept.delete(key);
@@ -49,7 +49,7 @@ export function HeadEffects({ model, input, of, layerRef, pick, about }: HeadEff
   const { params, go, theme } = usePage();
   const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(model)}/effects`, body: { ...input, ...(of ? { of } : {}), sweep: { tap: "context", set: 0, over: ["layers", "heads"] } } };
   const key = JSON.stringify(request);
-  const { value, problem, busy } = useLoaded(key, async (signal) => ({ key, request, reply: await effectsOf(request, signal) }));
+  const { value, problem, busy } = useLoaded(key, async (signal) => ({ key, request, reply: await effectsOnPrediction(request, signal) }));
   if (problem) return <ProblemBox problem={problem} />;
   if (!value) return <Waiting what="Asking the server for the effect of each head of all layers" />;
   const { swept: { layers: refs = [], heads: swept = [] }, baseline, effects, token_names: [token = ""] = [] } = value.reply;

@@ -29,7 +29,7 @@ class LayerCall:
 
     @cached_property
     def shape(self) -> torch.Size:
-        """That of the states of one image: ``[1, L, width]``, or ``[1, rows, columns, width]``."""
+        """The shape of the states of one image: ``[1, L, width]``, or ``[1, rows, columns, width]``."""
         given: Tensor = self._given
         return given[:1].shape
 
@@ -44,7 +44,7 @@ class LayerCall:
         return found
 
     def windows_of(self, states: Tensor) -> Tensor:
-        """What the attention is given ``[W, T, width]`` of these states ``[L, width]``."""
+        """Return the states ``[W, T, width]`` that the attention is given of these states ``[L, width]``."""
         found: list[Tensor] = []
 
         def reached(_: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:

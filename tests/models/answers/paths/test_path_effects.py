@@ -176,6 +176,7 @@ def test_paths_that_are_not_there_are_refused_by_their_field(fields, param, word
         ({"from": {}, "sweep": {"tap": "context", "set": 0}}, "from"),
         ({"from": {}, "edits": {"0": [{"tap": "context", "set": 0}]}}, "edits"),
         ({"from": {"set": 0, "text": "the cat"}}, "from.set"),
+        ({"from": {"set": np.nan}}, "from.set"),
         ({"from": {"parts": ["mlps"], "heads": [0]}}, "from.heads"),
         ({"from": {"parts": ["embeddings"], "layer": 0}}, "from.layer"),
         ({"from": {"layer": [1, 1]}}, "from.layer"),

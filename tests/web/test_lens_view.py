@@ -68,3 +68,60 @@ def test_the_lens_fits_a_phone(visit):
 def test_what_has_no_lens_says_so(visit):
     page = visit.open("#/lens?source=builtin:cat")
     page.get_by_text("A lens reads a whole model").wait_for()
+
+
+TEXTS = "Kate met Tamiro in the park. Then Tamiro went home.\nThe cat sat on the mat. The dog sat on the rug."
+
+
+def test_a_lens_is_fitted_at_its_price_read_by_and_deleted(visit):
+    page = visit.open("#/lens?source=model:tiny")
+    page.locator("summary", has_text="Fitted lenses").click()
+    fit = page.get_by_role("button", name="Fit a lens")
+    assert fit.is_disabled()
+    page.get_by_role("textbox", name="Texts one a line").fill(TEXTS)
+    page.get_by_label("First tokens left out").fill("4")
+    page.get_by_text("2 texts: about").wait_for()
+    fit.click()
+    page.locator("#main").get_by_text("Fitted a lens over 2 texts").wait_for()
+    (lens,) = visit.http.get("/v1/models/tiny/lenses").json()["lenses"]
+    page.wait_for_url(f"**lens={lens['id']}**")
+    assert page.get_by_role("combobox", name="Read by").input_value() == lens["id"]
+    asked = {"text": TEXT, "top_k": 5, "kind": "jacobian", "lens": lens["id"]}
+    reply = visit.http.post("/v1/models/tiny/lens", json=asked).json()
+    expected = shown(reply["names"][str(reply["layers"][0]["hidden"]["top"]["ids"][13][0])])
+    page.get_by_role("button", name="L0 at 13 am: ").filter(has_text=expected).wait_for()
+    page.locator("table", has_text="What each head adds").wait_for()
+    assert visit.violations() == []
+    page.get_by_role("button", name=f"Delete {lens['id'][:10]}").click()
+    page.get_by_role("button", name=f"Really delete {lens['id'][:10]}?").click()
+    page.locator("#main").get_by_text("Deleted the lens.").wait_for()
+    page.wait_for_url(lambda url: "lens=" not in url)
+    assert visit.http.get("/v1/models/tiny/lenses").json()["lenses"] == []
+
+
+def test_a_fit_is_stopped_and_a_fault_names_its_field(visit):
+    page = visit.open("#/lens?source=model:tiny")
+    page.locator("summary", has_text="Fitted lenses").click()
+    page.get_by_role("textbox", name="Texts one a line").fill("\n".join(f"{TEXT} {at}. {TEXT}" for at in range(400)))
+    page.get_by_label("First tokens left out").fill("4")
+    page.get_by_text("400 texts: about").wait_for()
+    page.get_by_role("button", name="Fit a lens").click()
+    page.get_by_role("button", name="Stop the fit of").click()
+    page.locator("#main").get_by_text("Stopped the fit.").wait_for()
+    visit.refused(1)
+    assert visit.http.get("/v1/models/tiny/lenses").json()["lenses"] == []
+    page.get_by_role("textbox", name="Texts one a line").fill("too short")
+    page.get_by_label("First tokens left out").fill("16")
+    page.get_by_text("1 text: about").wait_for()
+    page.get_by_role("button", name="Fit a lens").click()
+    page.get_by_role("alert").get_by_text("texts.0").first.wait_for()
+    visit.refused(1)
+
+
+@PHONE
+def test_fitted_lenses_fit_a_phone(visit):
+    page = visit.open("#/lens?source=model:tiny")
+    page.locator("summary", has_text="Fitted lenses").click()
+    page.locator("table", has_text="What each head adds").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert visit.violations() == []

@@ -1,6 +1,6 @@
 import { describe, expect, it, vi } from "vitest";
 import { Tiles, whole } from "../src/numbers/cells";
-import { INKS, SCALES, onDifference, rgb, step } from "../src/drawing/colour";
+import { INKS, SCALES, UNCHOSEN, onDifference, rgb, step } from "../src/drawing/colour";
 import { readChanges, wholeEdits } from "../src/subjects/edits";
 import type { Edit } from "../src/subjects/edits";
 import { bytes, cellText, clip, count, csvCell, describe as spec, duration, effect, isolated, placed, plainToken, precise, real, settled, waits } from "../src/numbers/format";
@@ -536,4 +536,44 @@ it("numbers on a map of differences can be read at every point of its scale, in 
       const [one, other] = [SCALES.differences[theme].css[step(at)], onDifference(theme, at)].map(luminance);
       expect((Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)).toBeGreaterThan(3);
     }
+});
+
+describe("weights of either sign", () => {
+  const signed = { ...of([[-4, 0], [1, -3]]), signed: true };
+  it("have statistics of the shares |w| / Σ|w|", () => {
+    const found = statistics(signed);
+    expect(found.max_weight).toBeCloseTo((1 + 0.75) / 2);
+    expect(found.own_position).toBeCloseTo((1 + 0.75) / 2);
+    expect(found.entropy).toBeCloseTo(-(0.25 * Math.log(0.25) + 0.75 * Math.log(0.75)) / 2);
+  });
+  it("share the end of their scale by magnitude, also once they are pooled", () => {
+    expect(largestShared(signed)).toBe(4);
+    expect(pooled(signed)).toMatchObject({ data: Float32Array.from([-4]), signed: true });
+    expect(whole(signed)).toMatchObject({ end: 4, signed: true });
+  });
+  it("are drawn about zero, and as lines in the colours of the two ends", () => {
+    const options = { theme: "light", title: "", queries: ["a", "b"], keys: ["a", "b"] } as const;
+    const [first] = heatScene(signed, { ...options, queries: [...options.queries], keys: [...options.keys] }).shapes.filter(({ kind }) => kind === "rect");
+    expect(first.fill).toBe(SCALES.differences.light.css[0]);
+    const lines = lineScene([{ of: signed }], { ...options, queries: [...options.queries], keys: [...options.keys], least: 0.2 }).shapes.filter(({ kind }) => kind === "path");
+    expect(lines.map(({ stroke }) => stroke)).toEqual([INKS.light.accent, INKS.light.second, INKS.light.accent]);
+  });
+});
+
+describe("keys that a layer did not choose", () => {
+  const chosen = { ...of([[1, 0], [0, 1]]), chosen: Uint8Array.from([1, 0, 1, 1]) };
+  it("are drawn unlike a weight of zero, and named", () => {
+    const { shapes } = heatScene(chosen, { theme: "light", title: "", queries: ["a", "b"], keys: ["a", "b"] });
+    const cells = shapes.filter(({ kind, tip }) => kind === "rect" && tip !== undefined);
+    expect(cells.map(({ fill }) => fill === INKS.light.faint)).toEqual([false, true, false, false]);
+    expect(cells[1].tip).toContain("not chosen");
+    expect(whole(chosen).chosen?.(0, 1)).toBe(false);
+    expect(pooled(chosen).chosen).toEqual(Uint8Array.from([1]));
+  });
+  it("have the grey of the style sheet", () => {
+    for (const theme of ["light", "dark"] as const) {
+      const [r, g, b] = [UNCHOSEN[theme] & 255, (UNCHOSEN[theme] >> 8) & 255, (UNCHOSEN[theme] >> 16) & 255];
+      expect(`#${[r, g, b].map((each) => each.toString(16).padStart(2, "0")).join("")}`).toBe(INKS[theme].faint);
+    }
+  });
 });

@@ -83,3 +83,6 @@ export const INKS = {
   light: { paper: "#fcfbf8", ink: "#1b1d25", soft: "#5d606b", faint: "#c9c6bd", hair: "#e4e1d9", hatch: "#d9d6cd", accent: "#2540a0", second: "#a84a16", third: "#1f7a4d" },
   dark: { paper: "#14161c", ink: "#e9e6df", soft: "#a2a3aa", faint: "#4a4d58", hair: "#2c2f39", hatch: "#363a45", accent: "#9db4ff", second: "#f0a673", third: "#6fd3a0" },
 } as const;
+
+/** The ground of keys that a query may not look at, as words of little-endian RGBA; `INKS` has it as `faint`. */
+export const UNCHOSEN: Record<Theme, number> = { light: 0xffbdc6c9, dark: 0xff584d4a };

@@ -63,7 +63,7 @@ export interface HeatOptions {
 
 /** The heat map of one head. Beyond 128 cells a side, cells are pooled, and the title says so. */
 export function heatScene(of: Matrix, options: HeatOptions): Scene {
-  const { theme, title, queries, keys, shared = 0, signed = false, axes = QUERIES_AND_KEYS } = options;
+  const { theme, title, queries, keys, shared = 0, signed = of.signed ?? false, axes = QUERIES_AND_KEYS } = options;
   const { range = axes === QUERIES_AND_KEYS ? usualRange(Math.max(of.rows, of.columns)) : "own" } = options;
   let shown = of;
   let { pool = 1 } = options;
@@ -86,14 +86,16 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
       const value = shown.data[i * shown.columns + j];
       const place = at(value, i);
       const box = { x: left + j * cell, y: top + i * cell };
-      const tip = labelled ? `${queries[i]} → ${keys[j]}: ${precise(value)}` : "";
+      const unchosen = shown.chosen?.[i * shown.columns + j] === 0;
+      const tip = labelled ? `${queries[i]} → ${keys[j]}: ${unchosen ? "not chosen" : precise(value)}` : "";
       const side = cell - (cell > 6 ? 1 : 0);
-      shapes.push({ kind: "rect", ...box, w: side, h: side, fill: css[step(place)], ...(tip ? { tip } : {}) });
-      if (value === 0 && !signed && pool === 1 && cell >= LEAST_HATCHED) shapes.push({ kind: "path", d: `M${box.x},${box.y + side}L${box.x + side},${box.y}`, stroke: inks.hatch });
-      if (cell >= 26) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: cellText(value), size: 9, anchor: "middle", fill: (signed ? onDifference : onColour)(theme, place) });
+      shapes.push({ kind: "rect", ...box, w: side, h: side, fill: unchosen ? inks.faint : css[step(place)], ...(tip ? { tip } : {}) });
+      if (unchosen && cell >= LEAST_HATCHED) shapes.push({ kind: "path", d: `M${box.x},${box.y + side}L${box.x + side},${box.y}M${box.x},${box.y}L${box.x + side},${box.y + side}`, stroke: inks.paper });
+      else if (value === 0 && !signed && pool === 1 && cell >= LEAST_HATCHED) shapes.push({ kind: "path", d: `M${box.x},${box.y + side}L${box.x + side},${box.y}`, stroke: inks.hatch });
+      if (cell >= 26 && !unchosen) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: cellText(value), size: 9, anchor: "middle", fill: (signed ? onDifference : onColour)(theme, place) });
     }
   }
-  const hatched = shapes.some(({ kind }) => kind === "path");
+  const hatched = shapes.some(({ kind, stroke }) => kind === "path" && stroke === inks.hatch);
   const soft = { size: 10, fill: inks.soft } as const;
   if (labelled) {
     shapes.push({ kind: "text", x: left - 6, y: top - 18, text: `${axes[1]} →`, anchor: "end", ...soft }, { kind: "text", x: left - 6, y: top - 5, text: `${axes[0]} ↓`, anchor: "end", ...soft });
@@ -102,8 +104,10 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
   } else {
     shapes.push({ kind: "text", x: left, y: top - 4, text: `${axes[1]} →`, ...soft }, { kind: "text", x: left - 5, y: top + 6.2 * (axes[0].length + 2), text: `← ${axes[0]}`, turn: -90, ...soft });
   }
-  const key = legendShapes(12, top + shown.rows * cell + 22, endsOf(end, range, shared, signed, most), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed, hatched);
-  const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length, hatched ? 500 : 430);
+  const below = top + shown.rows * cell + 22;
+  const key = legendShapes(12, below, endsOf(end, range, shared, signed, most), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed, hatched);
+  const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length, (hatched ? 500 : 430) + (shown.chosen ? 110 : 0));
+  if (shown.chosen) key.push({ kind: "rect", x: width - 96, y: below - 8, w: 9, h: 9, fill: inks.faint }, { kind: "text", x: width - 82, y: below, text: "not chosen", fill: inks.soft });
   return { width: Math.ceil(width), height: Math.ceil(top + shown.rows * cell + 34), title: full, shapes: [...shapes, ...key] };
 }
 
@@ -164,23 +168,24 @@ export function lineScene(heads: Lines[], options: LineOptions): Scene & { top: 
   keys.forEach((each, j) => shapes.push({ kind: "text", x: right + 8, y: top + j * high + 4, text: clip(each, 16), size: 13, fill: inks.ink, ...faintKey(j) }));
   const pairs: { weight: number; at: number; i: number; j: number }[] = [];
   heads.forEach(({ of }, at) => {
+    const scale = of.signed ? 1 / (largest(of.data) || 1) : 1; // weights of either sign are drawn beside the largest
     for (let i = 0; i < of.rows; i += 1) {
       if (only !== null && only !== i) continue;
       for (let j = 0; j < of.columns; j += 1) {
-        const weight = of.data[i * of.columns + j];
-        if (weight >= least && weight > 0 && (onlyKey === null || only !== null || onlyKey === j)) pairs.push({ weight, at, i, j });
+        const weight = of.data[i * of.columns + j] * scale;
+        if (Math.abs(weight) >= least && weight !== 0 && (onlyKey === null || only !== null || onlyKey === j)) pairs.push({ weight, at, i, j });
       }
     }
   });
-  const drawn = pairs.length > MOST_LINES ? pairs.sort((a, b) => b.weight - a.weight).slice(0, MOST_LINES) : pairs;
+  const drawn = pairs.length > MOST_LINES ? pairs.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, MOST_LINES) : pairs;
   const beside = Math.min(2.5, (high - 6) / heads.length); // between lines of heads from one token to the same other
   for (const { weight, at, i, j } of drawn) {
-    const { ink = inks.accent, dash = [], name } = heads[at];
+    const { ink = heads[at].of.signed && weight > 0 ? inks.second : inks.accent, dash = [], name } = heads[at];
     const shift = (at - (heads.length - 1) / 2) * beside;
     const [from, to] = [top + i * high + shift, top + j * high + shift];
     const marked = only === null || onlyKey === null || onlyKey === j;
-    const tip = `${name ? `${name}: ` : ""}${queries[i]} → ${keys[j]}: ${precise(weight)}`;
-    shapes.push({ kind: "path", name: [at, i, j].join(), d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: ink, width: 0.75 + 3 * Math.min(1, weight), opacity: (marked ? 1 : 0.3) * Math.min(1, 0.08 + weight), ...(dash.length ? { dash } : {}), tip });
+    const tip = `${name ? `${name}: ` : ""}${queries[i]} → ${keys[j]}: ${precise(heads[at].of.data[i * heads[at].of.columns + j])}`;
+    shapes.push({ kind: "path", name: [at, i, j].join(), d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: ink, width: 0.75 + 3 * Math.min(1, Math.abs(weight)), opacity: (marked ? 1 : 0.3) * Math.min(1, 0.08 + Math.abs(weight)), ...(dash.length ? { dash } : {}), tip });
   }
   const rows = Math.max(queries.length, keys.length);
   return { width: 500, height: top + high * rows + 4, title, shapes, top: top - high / 2, high, drawn: drawn.length, left: pairs.length - drawn.length };

@@ -1,6 +1,6 @@
 /** Paints the visible part of a matrix on a canvas: cells, labels, marginals and the cursor. */
 
-import { INKS, SCALES, onColour, onDifference, step } from "./colour";
+import { INKS, SCALES, UNCHOSEN, onColour, onDifference, step } from "./colour";
 import type { Theme } from "./colour";
 import { ranged } from "./drawings";
 import type { Range } from "./drawings";
@@ -174,7 +174,7 @@ export class Painter {
     const { words: colours } = SCALES[picture.signed ? "differences" : "weights"][picture.theme];
     for (let i = 0; i < high; i += 1) {
       const from = (top + i) * of.columns + left;
-      for (let j = 0; j < wide; j += 1) words[i * wide + j] = colours[step(place(of.data[from + j], top + i))];
+      for (let j = 0; j < wide; j += 1) words[i * wide + j] = of.chosen?.[from + j] === 0 ? UNCHOSEN[picture.theme] : colours[step(place(of.data[from + j], top + i))];
     }
     this.sheet.width = wide;
     this.sheet.height = high;
@@ -189,7 +189,7 @@ export class Painter {
     return known;
   }
 
-  /** Gaps between cells, a stroke through exact zeros, and numbers in large cells. */
+  /** Gaps between cells, a stroke through exact zeros, a cross over keys that were not chosen, and numbers in large cells. */
   private details(pen: CanvasRenderingContext2D, picture: Picture, { top: start, of }: Strip, side: number, [top, below, left, right]: number[]): void {
     const { frame, zoom } = this;
     const { theme } = picture;
@@ -205,11 +205,14 @@ export class Painter {
     for (let i = top; i < below; i += 1) {
       for (let j = left; j < right; j += 1) {
         const value = of.data[i * of.columns + j];
-        if (value === 0 && !picture.signed) {
-          pen.strokeStyle = inks.hatch;
+        const unchosen = of.chosen?.[i * of.columns + j] === 0;
+        if (unchosen || (value === 0 && !picture.signed)) {
+          pen.strokeStyle = unchosen ? inks.paper : inks.hatch;
           pen.beginPath();
           pen.moveTo(x(j), y(i) + side - 1);
           pen.lineTo(x(j) + side - 1, y(i));
+          if (unchosen) pen.moveTo(x(j), y(i));
+          if (unchosen) pen.lineTo(x(j) + side - 1, y(i) + side - 1);
           pen.stroke();
         } else if (side >= NUMBER) {
           pen.fillStyle = (picture.signed ? onDifference : onColour)(theme, this.place(of, picture)(value, i));

@@ -25,11 +25,16 @@ export interface Cells {
   strips(level: number, top: number, below: number): Strip[];
   /** A cell's number; undefined until it is here. */
   value(query: number, key: number): number | undefined;
+  /** Weights of either sign, as in `Matrix`. */
+  signed?: boolean;
+  /** False for a key that its query may not look at, of a layer that chooses keys. */
+  chosen?(query: number, key: number): boolean;
 }
 
 /** The cells of a matrix: beside them the largest weight of each query, and the mean that each key receives. */
-export function whole(of: Matrix, signed = false): Cells {
+export function whole(of: Matrix, signed = of.signed): Cells {
   const levels = pyramid(of);
+  const { chosen } = of;
   return {
     rows: of.rows,
     columns: of.columns,
@@ -39,6 +44,8 @@ export function whole(of: Matrix, signed = false): Cells {
     bars: { ...marginals(of), every: 1 },
     strips: (level) => [{ level, top: 0, of: levels[level] }],
     value: (query, key) => of.data[query * of.columns + key],
+    ...(of.signed && { signed: true }),
+    ...(chosen && { chosen: (query: number, key: number) => chosen[query * of.columns + key] === 1 }),
   };
 }
 
@@ -65,6 +72,7 @@ export class Tiles implements Cells {
   readonly most: number;
   readonly end: number;
   readonly bars: Cells["bars"];
+  readonly signed: boolean;
   /** Called when a strip came. */
   changed: () => void = () => undefined;
   private readonly kept = new Map<string, Strip>();
@@ -76,6 +84,7 @@ export class Tiles implements Cells {
 
   private constructor(readonly rows: number, readonly columns: number, readonly coarsest: Matrix, private readonly read: Read, halvings: number) {
     this.levels = halvings + 1;
+    this.signed = coarsest.signed ?? false;
     this.most = this.end = largest(coarsest.data);
     const keys = new Float32Array(coarsest.columns);
     coarsest.data.forEach((value, at) => (keys[at % keys.length] = Math.max(keys[at % keys.length], value)));

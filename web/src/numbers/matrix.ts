@@ -7,6 +7,10 @@ export interface Matrix {
   columns: number;
   /** Row by row. */
   data: Float32Array;
+  /** Weights of either sign, which are no shares: the implicit weights of a layer without a softmax. */
+  signed?: boolean;
+  /** 1 for each key that its query may look at, row by row, of a layer that chooses keys. */
+  chosen?: Uint8Array;
 }
 
 export const matrix = (rows: number, columns: number, data: Float32Array = new Float32Array(rows * columns)): Matrix => ({ rows, columns, data });
@@ -27,6 +31,7 @@ const ROUNDED = 1e-3; // of a weight of 1
 
 /** The largest weight of the queries that look at more than one key; of all, where no query does. A single key has weight 1. */
 export function largestShared(of: Matrix): number {
+  if (of.signed) return largest(of.data);
   let most = 0;
   for (let i = 0; i < of.rows; i += 1) {
     const weights = row(of, i);
@@ -40,7 +45,7 @@ export function largestShared(of: Matrix): number {
 export function pooled(of: Matrix): Matrix {
   const rows = Math.ceil(of.rows / 2);
   const columns = Math.ceil(of.columns / 2);
-  const made = matrix(rows, columns);
+  const made: Matrix = { ...matrix(rows, columns), ...(of.signed && { signed: true }), ...(of.chosen && { chosen: new Uint8Array(rows * columns) }) };
   const { data, columns: wide } = of;
   for (let i = 0; i < rows; i += 1) {
     const top = 2 * i * wide;
@@ -48,6 +53,7 @@ export function pooled(of: Matrix): Matrix {
     for (let j = 0; j < columns; j += 1) {
       const left = 2 * j;
       const right = left + 1 < wide ? left + 1 : left;
+      if (made.chosen && of.chosen) made.chosen[i * columns + j] = of.chosen[top + left] | of.chosen[top + right] | of.chosen[below + left] | of.chosen[below + right];
       let best = data[top + left];
       let most = best < 0 ? -best : best;
       for (let at = 0; at < 3; at += 1) {
@@ -96,8 +102,9 @@ export function marginals(of: Matrix): { keys: Float32Array; queries: Float32Arr
   for (let i = 0; i < of.rows; i += 1) {
     const weights = row(of, i);
     for (let j = 0; j < of.columns; j += 1) {
-      keys[j] += weights[j] / of.rows;
-      if (weights[j] > queries[i]) queries[i] = weights[j];
+      const size = of.signed ? Math.abs(weights[j]) : weights[j];
+      keys[j] += size / of.rows;
+      if (size > queries[i]) queries[i] = size;
     }
   }
   return { keys, queries };
@@ -155,7 +162,7 @@ export function tokenIds(tokens: string[]): number[] {
   return tokens.map((token) => numbers.get(token) ?? (numbers.set(token, numbers.size), numbers.size - 1));
 }
 
-/** The statistics of one head, with positions counted from the first key. */
+/** The statistics of one head, with positions counted from the first key; of weights of either sign those of the shares |w| / Σ|w|. */
 export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] }, counting = COUNTING): Statistics {
   const tokens = tokensOf(labels);
   const counted = statisticsOf(counting);
@@ -170,15 +177,17 @@ export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] 
     let total = 0;
     let most = 0;
     for (const weight of weights) {
-      total += weight;
-      if (weight > most) most = weight;
+      const size = of.signed ? Math.abs(weight) : weight;
+      total += size;
+      if (size > most) most = size;
     }
     if (!(total > 0)) continue;
     queries += 1;
     let entropy = 0;
     let before = 0;
+    const at = (j: number) => (j >= 0 && j < weights.length ? (of.signed ? Math.abs(weights[j]) : weights[j]) / total : 0);
     for (let j = 0; j < weights.length; j += 1) {
-      const share = weights[j] / total;
+      const share = at(j);
       if (share > 0) entropy -= share * Math.log(share);
       sums.alignment += share * (2 * before + earlier[j] - (queries - 1));
       before += earlier[j];
@@ -189,10 +198,9 @@ export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] 
       if (j < counting.sinks) sums.sink_share += share;
       for (const [name, members] of classes) if (members[j]) sums[name] += share;
     }
-    const at = (j: number) => (j >= 0 && j < weights.length ? weights[j] / total : 0);
     sums.entropy += entropy;
     sums.effective_keys += Math.exp(entropy);
-    sums.max_weight += most;
+    sums.max_weight += of.signed ? most / total : most;
     sums.first_key += at(0);
     sums.own_position += at(i);
     sums.previous_token += at(i - 1);
@@ -214,7 +222,7 @@ export function divergence(one: Matrix, other: Matrix): { rows: Float32Array; me
     const [a, b] = [row(one, i), row(other, i)];
     const [ofA, ofB] = [1 / (total(a) || 1), 1 / (total(b) || 1)];
     let sum = 0;
-    for (let j = 0; j < a.length; j += 1) sum += apart(a[j] * ofA, b[j] * ofB);
+    for (let j = 0; j < a.length; j += 1) sum += apart(Math.abs(a[j]) * ofA, Math.abs(b[j]) * ofB);
     rows[i] = sum;
   }
   return { rows, mean: rows.reduce((a, b) => a + b, 0) / Math.max(1, one.rows) };
@@ -235,7 +243,7 @@ function apart(p: number, q: number): number {
 
 function total(weights: Float32Array): number {
   let sum = 0;
-  for (let j = 0; j < weights.length; j += 1) sum += weights[j];
+  for (let j = 0; j < weights.length; j += 1) sum += Math.abs(weights[j]);
   return sum;
 }
 

@@ -50,8 +50,8 @@ export function pairOf(one: Matrix, other: Matrix): Pair {
   });
   const place = (query: number, key: number) => query * one.columns + key;
   return {
-    one: cells(first, (query, key) => a[place(query, key)]),
-    other: cells(second, (query, key) => b[place(query, key)]),
+    one: { ...cells(first, (query, key) => a[place(query, key)]), ...(one.signed && { signed: true }) },
+    other: { ...cells(second, (query, key) => b[place(query, key)]), ...(other.signed && { signed: true }) },
     less: cells(less, (query, key) => a[place(query, key)] - b[place(query, key)]),
     shown: less,
     pool: 2 ** halvings,

@@ -50,7 +50,7 @@ const MOST_CELLS = 10_000; // of the table
 const cellOf = ({ query, key }: Pointed): Cell | null => (query === null || key === null ? null : { query, key });
 
 export function HeatMap(props: HeatMapProps) {
-  const { of, queries, keys, title, shared = 0, signed = false, large = false, axes = QUERIES_AND_KEYS, at = null, alone = axes !== QUERIES_AND_KEYS } = props;
+  const { of, queries, keys, title, shared = 0, signed = of.signed ?? false, large = false, axes = QUERIES_AND_KEYS, at = null, alone = axes !== QUERIES_AND_KEYS } = props;
   const { range = axes === QUERIES_AND_KEYS ? usualRange(Math.max(of.rows, of.columns)) : "own" } = props;
   const { theme, params } = usePage();
   const rings = useMemo(() => (signed || axes !== QUERIES_AND_KEYS ? [] : ringed(params, title, queries, keys)), [params.tour, title, queries, keys, signed, axes]);
@@ -177,7 +177,7 @@ export function HeatMap(props: HeatMapProps) {
           <Button class="quiet" onClick={() => scaleBy(0)}>Whole</Button>
         </div>
       )}
-      <Legend end={cells.end} most={cells.most} range={range} shared={shared} signed={signed} axes={axes} />
+      <Legend end={cells.end} most={cells.most} range={range} shared={shared} signed={signed} axes={axes} chooses={cells.chosen !== undefined} />
       <div ref={place} class="stage">
         <canvas ref={canvas} tabIndex={0} role="img" aria-label={label} onPointerMove={point} onPointerDown={point}
           onPointerLeave={() => pointing.set(NOWHERE)} onKeyDown={press}
@@ -185,7 +185,7 @@ export function HeatMap(props: HeatMapProps) {
           onClick={(event) => { const cell = painter.current?.at(event.offsetX, event.offsetY); if (cell) newest.current.pick?.(cell); }} />
       </div>
       <output class="readout" aria-live={document.activeElement === canvas.current ? "polite" : "off"}>
-        {shown ? <><span>{queries[shown.query]} → {keys[shown.key]}</span><b>{worded(number, 6)}</b></> : "\u00a0"}
+        {shown ? <><span>{queries[shown.query]} → {keys[shown.key]}</span><b>{cells.chosen?.(shown.query, shown.key) === false ? "not chosen" : worded(number, 6)}</b></> : "\u00a0"}
       </output>
       <CellTable of={cells} queries={queries} keys={keys} title={title} axes={axes} />
     </div>
@@ -221,10 +221,12 @@ interface LegendProps {
   shared: number;
   signed?: boolean;
   axes?: [string, string];
+  /** Its layer chooses keys. */
+  chooses?: boolean;
 }
 
 /** What the colours mean, and what rows and columns are. */
-export function Legend({ end, most, range, shared, signed = false, axes }: LegendProps) {
+export function Legend({ end, most, range, shared, signed = false, axes, chooses = false }: LegendProps) {
   const { theme } = usePage();
   const [low, high] = endsOf(end, range, shared, signed, most);
   const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => COLOURS[signed ? "differences" : "weights"][theme].css[step(at)]).join(", ");
@@ -233,6 +235,7 @@ export function Legend({ end, most, range, shared, signed = false, axes }: Legen
       {axes && <span>rows {axes[0]}, columns {axes[1]}</span>}
       <span class="ends">{low} <span class="ramp" aria-hidden="true" style={{ background: `linear-gradient(to right, ${stops})` }} /> {high}</span>
       {!signed && <span><span class="swatch hatched" aria-hidden="true" /> exactly 0</span>}
+      {chooses && <span><span class="swatch unchosen" aria-hidden="true" /> not chosen: its query may not look at it</span>}
     </span>
   );
 }

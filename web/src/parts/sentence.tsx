@@ -106,6 +106,13 @@ export function modelLabel({ id, state, bytes: size, refused, base }: ModelInfo)
   return `${id} · ${base ? `adapter of ${base}` : "whole model"}${waits}`;
 }
 
+/** The requests that a model's process has, and those that wait for it; none is an empty text. */
+export const countsOf = ({ running, waiting }: Pick<ModelInfo, "running" | "waiting">): string =>
+  [...(running ? [`${running} running`] : []), ...(waiting ? [`${waiting} waiting`] : [])].join(", ");
+
+/** Who is answered and who waits, where that is more than this page's own request. */
+const asking = (model: ModelInfo) => (model.running + model.waiting > 1 ? `${model.id} has ${countsOf(model)}.` : "");
+
 const ASK_AGAIN_MS = 300;
 
 /** The loading of a model that a view waits for, with its progress. `cancel` gives up what the page asked. */
@@ -126,7 +133,7 @@ export function Opening({ id, cancel }: { id: string; cancel: () => void }) {
     // A load goes on without its caller unless the model is ended.
     if (model?.state === "loading") void call("DELETE", `v1/models/${encodeURIComponent(id)}`).catch(() => undefined);
   };
-  if (model?.state !== "loading") return <p class="empty">Opening…</p>;
+  if (model?.state !== "loading") return <p class="empty" role="status">{["Opening…", ...(model ? [asking(model)] : [])].filter(Boolean).join(" ")}</p>;
   const share = model.progress ?? 0;
   return (
     <div class="opening" role="status">

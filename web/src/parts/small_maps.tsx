@@ -2,7 +2,7 @@
 
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { ComponentChildren, TargetedPointerEvent } from "preact";
-import { INKS, SCALES, step } from "../drawing/colour";
+import { INKS, SCALES, UNCHOSEN, step } from "../drawing/colour";
 import type { Theme } from "../drawing/colour";
 import { usePage } from "../page/context";
 import { endsOf, legendShapes, ranged } from "../drawing/drawings";
@@ -61,7 +61,9 @@ export function SmallMap({ of, queries, keys, point, ...shades }: MapProps) {
   return <div class="map" style={{ "--queries": String(queries), "--keys": String(keys) }} onPointerMove={move}><Thumbnail of={of} {...shades} /></div>;
 }
 
-const placesOf = (of: Matrix, { range, end, shared }: Shades) => ranged(of, range, range === "shared" ? shared : end, false);
+const placesOf = (of: Matrix, { range, end, shared }: Shades) => ranged(of, range, range === "shared" ? shared : end, of.signed ?? false);
+
+const scaleOf = ({ signed }: Matrix) => SCALES[signed ? "differences" : "weights"];
 
 export function Thumbnail({ of, ...shades }: Shades & { of: Matrix }) {
   const { theme } = usePage();
@@ -74,8 +76,8 @@ export function Thumbnail({ of, ...shades }: Shades & { of: Matrix }) {
     const image = new ImageData(of.columns, of.rows);
     const words = new Uint32Array(image.data.buffer);
     const place = placesOf(of, shades);
-    const { words: colours } = SCALES.weights[theme];
-    for (let i = 0; i < of.rows; i += 1) for (let j = 0; j < of.columns; j += 1) words[i * of.columns + j] = colours[step(place(of.data[i * of.columns + j], i))];
+    const { words: colours } = scaleOf(of)[theme];
+    for (let i = 0, at = 0; i < of.rows; i += 1) for (let j = 0; j < of.columns; j += 1, at += 1) words[at] = of.chosen?.[at] === 0 ? UNCHOSEN[theme] : colours[step(place(of.data[at], i))];
     pen.putImageData(image, 0, 0);
   }, [of, shades.range, shades.end, shades.shared, theme]);
   return <canvas ref={canvas} aria-hidden="true" />;
@@ -85,23 +87,24 @@ const SIDE = 96; // of a map in the picture
 const GRAIN = 32; // its most cells a side
 
 /** The maps of heads in rows of `across`, as one drawing. */
-export function gridScene(heads: { of: Matrix; name: string; end: number }[], across: number, range: Range, shared: number, theme: Theme, title: string): Scene {
+export function gridScene(heads: { of: Matrix; name: string; end: number }[], across: number, range: Range, sharedBy: (of: Matrix) => number, theme: Theme, title: string): Scene {
   const inks = INKS[theme];
   const width = Math.max(across * (SIDE + 10) + 14, 430);
-  const scene: Scene = { width, height: 66 + Math.ceil(heads.length / across) * (SIDE + 26), title, shapes: [{ kind: "text", x: 12, y: 20, text: clip(title, 90), size: 13, bold: true, fill: inks.ink }] };
+  const scene: Scene = { width, height: 82 + Math.ceil(heads.length / across) * (SIDE + 26), title, shapes: [{ kind: "text", x: 12, y: 20, text: clip(title, 90), size: 13, bold: true, fill: inks.ink }] };
   heads.forEach(({ of: all, name, end }, i) => {
     if (!all.rows) return;
     let of = all;
     while (Math.max(of.rows, of.columns) > GRAIN) of = pooled(of);
-    const place = placesOf(of, { range, end, shared });
+    const place = placesOf(of, { range, end, shared: sharedBy(of) });
     const [x, y] = [12 + (i % across) * (SIDE + 10), 34 + Math.floor(i / across) * (SIDE + 26)];
     const size = SIDE / Math.max(of.rows, of.columns);
     of.data.forEach((value, at) => {
       const row = Math.floor(at / of.columns);
-      scene.shapes.push({ kind: "rect", x: x + (at % of.columns) * size, y: y + row * size, w: size, h: size, fill: SCALES.weights[theme].css[step(place(value, row))] });
+      scene.shapes.push({ kind: "rect", x: x + (at % of.columns) * size, y: y + row * size, w: size, h: size, fill: of.chosen?.[at] === 0 ? inks.faint : scaleOf(of)[theme].css[step(place(value, row))] });
     });
     scene.shapes.push({ kind: "text", x, y: y + SIDE + 13, text: clip(name, 14), fill: inks.soft });
   });
-  scene.shapes.push(...legendShapes(12, scene.height - 14, endsOf(undefined, range, shared, false), "rows queries, columns keys", theme));
+  const kinds = [false, true].flatMap((signed) => heads.find(({ of }) => Boolean(of.signed) === signed) ?? []);
+  kinds.forEach(({ of }, i) => scene.shapes.push(...legendShapes(12, scene.height - 14 - 16 * (kinds.length - 1 - i), endsOf(undefined, range, sharedBy(of), of.signed ?? false), i === 0 ? "rows queries, columns keys" : "weights of either sign", theme, of.signed)));
   return scene;
 }

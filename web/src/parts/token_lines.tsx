@@ -54,7 +54,7 @@ export function readout(heads: { name?: string; of: Matrix }[], queries: string[
   /** The words of each head, after its name where there are several. */
   const each = (words: (of: Matrix) => string) => heads.map(({ name, of }) => (alone ? words(of) : `${name} ${words(of)}`)).join(" · ");
   if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${each((of) => precise(of.data[query * columns + key], 3))}`;
-  const list = each((of) => strongest(weightsOf(of, query, key), alone ? TOLD : 1).map(({ weight, i }) => `${(query !== null ? keys : queries)[i]} ${weight.toFixed(2)}`).join(" · ") || "nothing");
+  const list = each((of) => strongest(weightsOf(of, query, key), alone ? TOLD : 1).map(({ weight, i }) => `${(query !== null ? keys : queries)[i]} ${of.signed ? precise(weight, 2) : weight.toFixed(2)}`).join(" · ") || "nothing");
   const most = alone ? "" : " most";
   return query !== null ? `${queries[query]} looks${most} at ${list}` : `${keys[key ?? 0]} is looked at${most} by ${list}`;
 }
@@ -66,5 +66,5 @@ const weightsOf = (of: Matrix, query: number | null, key: number | null) =>
   query !== null ? Array.from(row(of, query)) : Array.from({ length: of.rows }, (_, i) => of.data[i * of.columns + (key ?? 0)]);
 
 function strongest(weights: number[], most: number): { weight: number; i: number }[] {
-  return weights.map((weight, i) => ({ weight, i })).sort((a, b) => b.weight - a.weight).slice(0, most).filter(({ weight }) => weight > 0);
+  return weights.map((weight, i) => ({ weight, i })).sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, most).filter(({ weight }) => weight !== 0);
 }

@@ -1,8 +1,9 @@
 /** The tokens as a text: the one that is pointed at, and how much a head lets it look at each of the others. */
 
 import type { TargetedPointerEvent } from "preact";
-import { colour } from "../drawing/colour";
+import { SCALES, colour, step } from "../drawing/colour";
 import { usePage } from "../page/context";
+import { largest } from "../numbers/matrix";
 import type { Matrix } from "../numbers/matrix";
 import { NOWHERE, usePointed, usePointing } from "../drawing/pointed";
 import type { Pointed } from "../drawing/pointed";
@@ -35,13 +36,15 @@ export function TokenRow({ of, queries, keys, at = NOWHERE, pick, say = false }:
   /** Weights from the query to the keys, or to the key from the queries. */
   const toKeys = (j: number) => (whole && query !== null && query < of.rows ? of.data[query * of.columns + j] : 0);
   const fromQueries = (i: number) => (whole && query === null && key !== null && key < of.columns ? of.data[i * of.columns + key] : 0);
+  const most = of.signed ? largest(of.data) || 1 : 1;
+  const shade = (weight: number) => (of.signed ? SCALES.differences[theme].css[step(0.5 + (DARKEST[theme] * weight) / most / 2)] : colour(theme, DARKEST[theme] * weight));
   const list = (tokens: string[], isKey: boolean, weight: (i: number) => number) => {
     const point = (i: number) => () => pointing.set(isKey ? { query: null, key: i } : { query: i, key: null });
     const enter = (i: number) => (event: TargetedPointerEvent<HTMLSpanElement>) => event.pointerType !== "touch" && point(i)();
     return tokens.map((token, i) => {
       const marks = [...(!isKey && i === query ? ["query"] : []), ...((isKey || one) && i === key ? ["key"] : [])];
       return (
-        <span key={i} class={marks.join(" ") || undefined} style={{ background: colour(theme, DARKEST[theme] * weight(i)) }}
+        <span key={i} class={marks.join(" ") || undefined} style={{ background: shade(weight(i)) }}
           onPointerEnter={enter(i)} onPointerDown={point(i)} onClick={pick && !isKey ? () => pick(i) : undefined}>{token}</span>
       );
     });

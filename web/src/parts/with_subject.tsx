@@ -20,7 +20,7 @@ import { clip } from "../numbers/format";
 import { Choice, Field, ProblemBox, Waiting } from "./ui";
 
 /** The parameters that belong to one subject alone. */
-const CHANGED = { image: "", layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" };
+const CHANGED = { image: "", layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "", lens: "" };
 
 export type OfSubject = FunctionComponent<SubjectProps>;
 

@@ -99,6 +99,7 @@ export interface ModelComplexityReply {
   prefill: PassCost;
   /** Of one further token after all others; zeros for an image encoder. */
   per_token: PassCost;
+  fit?: PassCost;
   images?: { tokens: number; crops: number }[];
   total_ms: number;
   cache_bytes_per_token: number;

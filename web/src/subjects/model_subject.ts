@@ -6,10 +6,10 @@ import { duration, isolated, waits } from "../numbers/format";
 import { ofSequence } from "./live";
 import { pictures, sounds } from "./media";
 import { matrix } from "../numbers/matrix";
-import type { Counting } from "../numbers/matrix";
+import type { Counting, Matrix } from "../numbers/matrix";
 import { integer } from "../page/state";
 import type { Params } from "../page/state";
-import { MOST_CELLS, cached, countingOf, headName, isCausal, isScaledDot, namesOf, remembered } from "./subject";
+import { IMPLICIT, MOST_CELLS, cached, countingOf, headName, isCausal, isScaledDot, namesOf, remembered } from "./subject";
 import type { Layer, Statistics, Subject } from "./subject";
 import type { Body, Tensor } from "../server/tensors";
 import type { ModelInfo, ModelLabels, ModelRan } from "../server/types";
@@ -48,7 +48,7 @@ interface WeightsReply {
   encoder_labels?: ModelLabels | ModelLabels[];
   /** The keys of layers whose keys are not the tokens of one text. */
   key_labels?: Record<string, ModelLabels | ModelLabels[]>;
-  layers: { layer: number | string }[];
+  layers: { layer: number | string; implicit?: boolean }[];
   ran: ModelRan;
 }
 
@@ -77,13 +77,13 @@ function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels,
   return [stack === "encoder" ? read : own, stack === "decoder" ? own : read];
 }
 
-/** A layer whose weights are implicit, of either sign: the page counts with those of a softmax alone. */
+/** A layer without a softmax. */
 const isImplicit = ({ kind = "attention" }: ModelInfo["layers"][number]) => kind !== "attention";
 
-/** The layers that mix tokens otherwise than by weights of pairs: kinds of layers, and layers with other keys. */
+/** The layers that mix tokens otherwise than the page shows: kinds of layers, layers with other keys, and those whose weights are too many. */
 function unseenOf({ layers, unseen = [] }: ModelInfo, inspected: { layer: number | string }[]): string[] {
   const others = layers.filter(({ layer, keys }) => keys && keys !== "tokens" && inspected.some((each) => each.layer === layer));
-  const implicit = layers.filter(isImplicit).map(({ layer, kind }) => `layer ${layer} (${kind?.replace("_", " ")})`);
+  const implicit = layers.filter((each) => isImplicit(each) && !inspected.some(({ layer }) => layer === each.layer)).map(({ layer, kind }) => `layer ${layer} (${kind?.replace("_", " ")})`);
   return [...unseen, ...others.map(({ layer, keys }) => `layer ${layer} (keys of ${keys})`), ...implicit];
 }
 
@@ -98,32 +98,35 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   // The tokens are known once the model has read the text; a text has more characters than tokens, but for the ends.
   const most = (text.length + 8) ** 2 * model.layers.reduce((sum, { heads }) => sum + heads, 0);
   const sure = !input.images && !input.audio && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
-  const shown = model.layers.some(isImplicit) ? { layers: model.layers.filter((each) => !isImplicit(each) && !/^(vision|audio)\./.test(String(each.layer))).map(({ layer }) => layer) } : {};
-  let answer = await ask(sure ? shown : { return_weights: false, statistics: ["entropy"] }, signal);
+  // Until the model is resident, nobody knows whether it has layers without a softmax.
+  const shares = model.layers.length === 0 || model.layers.some(isImplicit) ? { normalize: "absolute" } : {};
+  let answer = await ask(sure ? {} : { return_weights: false, statistics: ["entropy"], ...shares }, signal);
   const { reply } = answer;
   const inspected = { layers: reply.layers.map(({ layer }) => layer) };
   const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
   const crops = Math.max(1, ...reply.layers.map(({ layer }) => mediaLabels(reply, String(layer))?.length ?? 1));
   const crop = integer(params.sequence, 0, 0, crops - 1);
-  const layers = reply.layers.map(({ layer }, at): Layer => {
+  const layers = reply.layers.map(({ layer, implicit }, at): Layer => {
     const ref = String(layer);
     const [queries, keys] = tokensOf(reply, ref, crop);
     const name = /^\d+$/.test(ref) ? `layers.${ref}` : ref;
     const heads = Array.from({ length: headsOf(at) }, (_, head) => headName(ref, head));
     const places = keys.rectangles ? { places: keys.rectangles } : {};
     const seconds = queries.seconds || keys.seconds ? { seconds: { ...(queries.seconds && { queries: queries.seconds }), ...(keys.seconds && { keys: keys.seconds }) } } : {};
-    return { ref, name, heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places, ...seconds };
+    return { ref, name, ...(implicit && { implicit }), heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places, ...seconds };
   });
   const all = layers.reduce((sum, { heads, queries, keys }) => sum + heads.length * queries.length * keys.length, 0);
   const whole = all <= MOST_CELLS;
   if (whole && !sure) answer = await ask(inspected, signal);
   const batched = (ref: string) => mediaLabels(reply, ref) !== undefined;
   const cropAt = (ref = "") => cropOf(mediaLabels(reply, ref), crop);
-  const cut = ({ shape, data }: Tensor, ref: string, head: number) => {
+  /** The weights of a head. `chosen`: the keys that queries may look at, of a layer that chooses keys. */
+  const cut = ({ shape, data }: Tensor, ref: string, head: number, chosen?: Tensor): Matrix => {
     const [rows, columns] = shape.slice(-2);
     const many = shape.at(-3) ?? 1;
     const from = (cropAt(ref) * many + head) * rows * columns;
-    return matrix(rows, columns, data.subarray(from, from + rows * columns));
+    const signed = layers.find((each) => each.ref === ref)?.implicit;
+    return { ...matrix(rows, columns, data.subarray(from, from + rows * columns)), ...(signed && { signed }), ...(chosen && { chosen: Uint8Array.from(chosen.data.subarray(0, rows * columns)) }) };
   };
   /** The largest weights of squares of all heads: one pass for all of them. */
   const pooled = remembered(async (pool: number) => (await ask({ ...inspected, pool, return_weights: false })).tensors);
@@ -134,7 +137,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   const served = remembered(async ({ window, sinks, classes }: Counting) => {
     const ids = (members: string[]) => [...new Set(labels.ids.filter((_id, i) => members.includes(bare(labels.tokens[i]))))];
     const token_classes = Object.fromEntries(Object.entries(classes).map(([name, members]) => [name, ids(members)]));
-    const { tensors } = await ask({ ...inspected, return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes } });
+    const { tensors } = await ask({ ...inspected, return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes }, ...(layers.some(({ implicit }) => implicit) && { normalize: "absolute" }) });
     return layers.map(({ ref = "", heads }, at): Statistics => {
       const own = Object.entries(tensors).filter(([name]) => name.startsWith(`layers.${at}.statistics.`));
       const from = cropAt(ref) * heads.length;
@@ -155,9 +158,9 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     ...(params.sound && input.audio ? { sound: params.sound } : {}),
     weights: cached(async (layer, head) => {
       const { ref = "" } = layers[layer];
-      if (whole) return cut(answer.tensors[`layers.${layer}.weights`], ref, head);
+      if (whole) return cut(answer.tensors[`layers.${layer}.weights`], ref, head, answer.tensors[`layers.${layer}.chosen`]);
       const { tensors } = await callTensors<WeightsReply>(`${path}/weights`, { ...body(layer, head), statistics: [] });
-      return cut(tensors["layers.0.weights"], ref, 0);
+      return cut(tensors["layers.0.weights"], ref, 0, tensors["layers.0.chosen"]);
     }),
     strips: (layer, head) => {
       if (whole) return null;
@@ -169,12 +172,12 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
         const rows = Array.from({ length: to - from }, (_, i) => from + i);
         const fields = { ...body(layer, head), statistics: [], select: { heads: [head], queries: rows }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
         const { tensors } = await callTensors(`${path}/weights`, fields);
-        return cut(tensors[pool > 1 ? "layers.0.pooled" : "layers.0.weights"], ref, 0);
+        return cut(tensors[pool > 1 ? "layers.0.pooled" : "layers.0.weights"], ref, 0, tensors["layers.0.chosen"]);
       };
     },
     live: async (layer) => {
       const { ref = "", queries, keys } = layers[layer];
-      if (batched(ref) || queries.length !== keys.length) return null;
+      if (batched(ref) || queries.length !== keys.length || layers[layer].implicit) return null;
       const { tensors } = await callTensors(`${path}/forward`, { ...input, layers: [reply.layers[layer].layer], return: ["q", "k", "v", "weights"], top_k: 0 });
       const [query, key, value] = ["q", "k", "v"].map((tap) => tensors[`layers.0.${tap}`]);
       const weights = cut(tensors["layers.0.weights"], ref, 0);
@@ -183,6 +186,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       return { module: "", body: { query, key, value, spec: causal ? { masks: [{ name: "causal" }] } : {} } };
     },
     taps: async (layer, head, query) => {
+      if (layers[layer].implicit) throw new Problem({ title: "There are no steps", detail: IMPLICIT, waits: true });
       const taps = { return: ["q", "k", "v", "scores", "masked_scores", "weights", "context"], top_k: 0, layers: [reply.layers[layer].layer] };
       const request: ApiRequest = { method: "POST", path: `${path}/forward`, body: { ...input, ...taps, select: { heads: [head], queries: [query] } } };
       const { tensors } = await callTensors(request.path, request.body);

@@ -21,6 +21,8 @@ export interface Live {
 
 export interface Layer {
   name: string;
+  /** It has no softmax: its weights are implicit, of either sign. */
+  implicit?: boolean;
   /** Its key in a request to a whole model. */
   ref?: string;
   heads: string[];
@@ -52,8 +54,11 @@ export function headTitle({ layers }: Subject, layer: number, head: number): str
 }
 
 /** Why an attention cannot be computed again, after its name. */
-export const notComputed = ({ whole }: Subject) =>
-  `cannot be computed again: ${whole?.id ? "" : "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or "}its weights are not softmax(q·k/√d) of one text.`;
+export const notComputed = ({ whole, layers }: Subject, layer?: number) =>
+  layer !== undefined && layers[layer].implicit ? "has no softmax, so that no q and k say how its weights come about." : `cannot be computed again: ${whole?.id ? "" : "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or "}its weights are not softmax(q·k/√d) of one text.`;
+
+/** What weights of either sign are. */
+export const IMPLICIT = "A linear or state-space layer has no softmax. Its weights are implicit: the matrix M for which M·V is what the layer mixes. They may be negative, and do not sum to one.";
 
 /** Statistics by name, a number for each head. */
 export type Statistics = Partial<Record<string, number[]>>;

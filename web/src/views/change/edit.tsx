@@ -73,7 +73,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       {edits.length > 0 && <ul class="small">{edits.map((each, i) => <li key={i}><code>{describeEdit(each, { heads, queries, keys })}</code> <Button class="quiet" aria-label={`Remove ${describeEdit(each, { heads, queries, keys })}`} onClick={() => toggle(each)}>Remove</Button></li>)}</ul>}
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the attention of ${name}`} />}
-      {!value && !problem && !busy && <p>This attention {fits ? notComputed(subject) : `has more than ${MOST_TOKENS.edit} tokens.`}</p>}
+      {!value && !problem && !busy && <p>This attention {fits ? notComputed(subject, layer) : `has more than ${MOST_TOKENS.edit} tokens.`}</p>}
       {value?.none && (
         <figure aria-busy={busy}>
           <p>Nothing is changed yet. Knock out a head or a token above, or click a cell of the weights to hide that key from that query: <Button onClick={() => toggle(noHead(shown.head))}>Take {label} away</Button></p>

@@ -120,7 +120,7 @@ function OfOutput({ subject, layer, predicts }: SubjectProps & { predicts: boole
       <ProblemBox problem={problem} />
       {made && <p class="small">{ABOUT_ROUNDING}</p>}
       {!made && busy && <Waiting what={`Asking the server for the effects of ${label}`} />}
-      {!made && !problem && !busy && <p>This attention {fits ? notComputed(subject) : `has more than ${MOST_TOKENS.effects} tokens.`}</p>}
+      {!made && !problem && !busy && <p>This attention {fits ? notComputed(subject, layer) : `has more than ${MOST_TOKENS.effects} tokens.`}</p>}
       {made && (
         <div aria-busy={busy}>
           <FactList facts={[["matters most", nameOf(row, column)], ["its effect", effect(of.data[best])], ["edits", String(of.data.length)]]} />

@@ -250,7 +250,7 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
       )}
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the gradients of ${label}`} />}
-      {!value && !problem && !busy && <p>This attention {fits ? notComputed(subject) : `has more than ${MOST_TOKENS.gradient} tokens.`}</p>}
+      {!value && !problem && !busy && <p>This attention {fits ? notComputed(subject, layer) : `has more than ${MOST_TOKENS.gradient} tokens.`}</p>}
       {value && attributed && (
         <div aria-busy={busy}>
           <FactList facts={[

@@ -87,7 +87,7 @@ export function Learn({ subject, layer, head }: SubjectProps) {
             ]} />
           </div>
         )}
-        {!made && <p>The scores are not known: this attention {notComputed(subject)}</p>}
+        {!made && <p>The scores are not known: this attention {notComputed(subject, layer)}</p>}
       </div>
       {made && (
         <>

@@ -12,6 +12,7 @@ import { shownToken } from "../../subjects/model_subject";
 import { subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
 import type { LensReply } from "../../server/types";
+import { FittedLenses } from "./fitted_lenses";
 import { Button, Commands, Export, ProblemBox, Table, Waiting } from "../../parts/ui";
 
 const MOST_PLACES = 64; // tokens across
@@ -27,11 +28,18 @@ export function Lens({ subject, layer }: SubjectProps) {
   if (!whole?.id || !whole.input) return <p>A lens reads a whole model: choose one above, and type a sentence.</p>;
   if (predicts !== undefined && predicts !== "next") return <p>{whole.id} does not predict the next token, so that its layers have none to read out.</p>;
   const places = Array.from({ length: Math.min(whole.tokens, MOST_PLACES) }, (_, i) => whole.tokens - Math.min(whole.tokens, MOST_PLACES) + i);
-  return <Grid key={subjectKey(params)} subject={subject} layer={layer} id={whole.id} input={whole.input} places={places} cut={whole.tokens > MOST_PLACES} />;
+  const lens = params.lens ? { kind: "jacobian", lens: params.lens } : {};
+  return (
+    <>
+      <FittedLenses key={whole.id} id={whole.id} chosen={params.lens} />
+      <Grid key={`${subjectKey(params)}/${params.lens ?? ""}`} subject={subject} layer={layer} id={whole.id} input={{ ...whole.input, ...lens }} places={places} cut={whole.tokens > MOST_PLACES} />
+    </>
+  );
 }
 
 interface GridProps extends Pick<SubjectProps, "subject" | "layer"> {
   id: string;
+  /** What the model read, and the lens to read it by. */
   input: Record<string, unknown>;
   /** The positions across. */
   places: number[];
@@ -58,7 +66,7 @@ function Grid({ subject, layer, id, input, places, cut }: GridProps) {
   const across = places.map((place) => `${place} ${tokens[place]}`);
   return (
     <>
-      <p class="small">Each cell: the likeliest next token if the states behind that layer were read out by the final norm and the unembedding; the darker the likelier. The last row is the model's own prediction.{cut ? ` The last ${MOST_PLACES} tokens of the text.` : ""} Click a cell for its layer and its heads.</p>
+      <p class="small">Each cell: the likeliest next token if the states behind that layer {params.lens ? "went through the Jacobian of the lens, and then" : "were read out by"} the final norm and the unembedding; the darker the likelier. The last row is the model's own prediction.{cut ? ` The last ${MOST_PLACES} tokens of the text.` : ""} Click a cell for its layer and its heads.</p>
       <Export of={{
         name: "lens",
         scene: () => heatScene(chances, { theme, title: "probability of the likeliest token, by layer", queries: layers.map(({ ref }) => title(ref)), keys: across, axes: ["layers", "tokens"] }),

@@ -12,7 +12,7 @@ import { allWeights, attributionOf } from "../../subjects/live";
 import { matrix, matrixRows, row } from "../../numbers/matrix";
 import { Patches, firstLooking } from "../../parts/patches";
 import { decimal, integer } from "../../page/state";
-import { MOST_CELLS, notComputed, subjectKey } from "../../subjects/subject";
+import { IMPLICIT, MOST_CELLS, notComputed, subjectKey } from "../../subjects/subject";
 import type { Layer, Subject, SubjectProps } from "../../subjects/subject";
 import { stacked } from "../../server/tensors";
 import type { Body, Tensor } from "../../server/tensors";
@@ -60,7 +60,7 @@ export function Rollout({ subject }: SubjectProps) {
   const shared: Body = { combine: params.combine ?? "mean", residual: decimal(params.residual, 0.5, 0, 1), discard: decimal(params.discard, 0, 0, 0.95) };
   const body: Body = { method, ...(method === "relevance" ? {} : shared), ...asks };
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${stack}/${upto}/${JSON.stringify(body)}`, async () => {
-    if (!fits) return null;
+    if (!fits || subject.layers.some(({ implicit }) => implicit)) return null;
     const layers = usable.slice(0, upto);
     const request: ApiRequest = subject.recording && method !== "relevance"
       ? { method: "POST", path: `${subject.recording}/rollout`, body: { ...body, layers: layers.map(({ each }) => each.name) } }
@@ -68,6 +68,8 @@ export function Rollout({ subject }: SubjectProps) {
     const { reply, tensors: { values } } = await callTensors<{ ran: Ran }>(request.path, request.body ?? {});
     return { of: matrix(values.shape[0], values.shape[1], values.data), ran: reply.ran, request };
   });
+  const implicit = subject.layers.filter((each) => each.implicit && (stackOf(each) === stack || stack === "layers"));
+  if (implicit.length) return <p>{METHODS[method].label[0].toUpperCase() + METHODS[method].label.slice(1)} follows the shares of attention through every layer. {implicit.map(({ name }) => name).join(", ")} {implicit.length > 1 ? "have none" : "has none"}: {IMPLICIT[0].toLowerCase() + IMPLICIT.slice(1)}</p>;
   if (!fits) return <p>Rollout needs self-attention of at most {MOST_TOKENS.rollout} tokens.</p>;
   const title = `${METHODS[method].label} over ${upto} of ${usable.length} layers`;
   const of = value?.of;

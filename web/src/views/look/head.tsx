@@ -11,7 +11,7 @@ import { marginals, matrix, matrixRows, row, statistics, statisticsOf } from "..
 import type { Zoom } from "../../drawing/painter";
 import { useNowhere } from "../../drawing/pointed";
 import { decimal, integer } from "../../page/state";
-import { headTitle, subjectKey } from "../../subjects/subject";
+import { IMPLICIT, headTitle, subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
 import { TokenRow } from "../../parts/token_row";
 import { Choice, Commands, Export, FactList, Field, ProblemBox } from "../../parts/ui";
@@ -61,9 +61,9 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const drawing = () => heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
   return (
     <div aria-busy={busy}>
-      <Controls summary={lines ? "token lines" : RANGES[range]}>
+      <Controls summary={lines ? "token lines" : of.signed ? "weights of either sign" : RANGES[range]}>
         {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
-        {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
+        {!lines && !of.signed && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
         {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, "slide")} hint={least.toFixed(2)} />}
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
       </Controls>
@@ -74,7 +74,8 @@ export function Head({ subject, layer, head }: SubjectProps) {
           move={(cell) => go({ query: cell.query, key: cell.key }, "replace")} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
           zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, "replace")} />
       )}
-      {!lines && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
+      {!lines && !of.signed && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
+      {of.signed && <p class="small">{IMPLICIT} The statistics are of the shares |w| / Σ|w|.</p>}
       <h3>Statistics</h3>
       <FactList facts={statisticsOf(subject.counting).map(([each, label]) => [label, real(own[each])])} />
       <Commands calls={[call]} />

@@ -38,7 +38,7 @@ export function HeadLines({ subject, layer, head, least, only }: HeadLinesProps)
   // One head alone has no colour of its own.
   const drawn = weights?.map((of, i): Lines => (weights.length === 1 ? { of } : { of, name: heads[chosen[i]], ...headStroke(theme, chosen[i]) })) ?? [];
   const title = chosen.length === 1 ? headTitle(subject, layer, chosen[0]) : `${layerName} · ${chosen.map((each) => heads[each]).join(", ")}`;
-  const rows = () => drawn.flatMap(({ of }, at) => Array.from(of.data, (weight, i) => [heads[chosen[at]], queries[Math.floor(i / of.columns)], keys[i % of.columns], weight]).filter(([, , , weight]) => Number(weight) >= least));
+  const rows = () => drawn.flatMap(({ of }, at) => Array.from(of.data, (weight, i) => [heads[chosen[at]], queries[Math.floor(i / of.columns)], keys[i % of.columns], weight]).filter(([, , , weight]) => Math.abs(Number(weight)) >= least));
   const choose = (list: number[]) => go({ lines: list.length === 1 && list[0] === head ? "" : list.join() });
   const toggled = (each: number) => (chosen.includes(each) ? chosen.filter((other) => other !== each) : [...chosen, each].sort((a, b) => a - b));
   const open = (each: number, cell: { query?: number; key?: number } = {}) => ({ head: each, lines: "", show: "", ...cell });

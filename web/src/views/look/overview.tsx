@@ -10,7 +10,7 @@ import { clip, real } from "../../numbers/format";
 import { largestShared, matrix, pooled, statistics, statisticsOf } from "../../numbers/matrix";
 import type { Matrix, Statistics } from "../../numbers/matrix";
 import type { Cell } from "../../drawing/painter";
-import { MOST_HEAD_CELLS, headName, headTitle, subjectKey } from "../../subjects/subject";
+import { IMPLICIT, MOST_HEAD_CELLS, headName, headTitle, subjectKey } from "../../subjects/subject";
 import type { Subject, SubjectProps } from "../../subjects/subject";
 import { Choice, Commands, Export, FactList, NumberTable, ProblemBox, RanTable, Table } from "../../parts/ui";
 import { HeatMap, Legend } from "../../parts/heatmap";
@@ -77,7 +77,10 @@ export function Overview({ subject }: SubjectProps) {
   });
   if (problem) return <ProblemBox problem={problem} />;
   if (heads?.subject !== subject) return <p class="empty">Reading the weights…</p>;
-  const shared = heads.made.reduce((most, each) => Math.max(most, each.end), 0);
+  /** The end of the scale that heads share: those of a softmax, and those whose weights have either sign. */
+  const sharedBy = ({ signed }: Matrix) => heads.made.reduce((most, { of, end }) => (of.signed === signed ? Math.max(most, end) : most), 0);
+  const implicit = heads.made.find(({ of }) => of.signed)?.of;
+  const plain = heads.made.find(({ of }) => !of.signed)?.of;
   const across = Math.max(...subject.layers.map((each) => each.heads.length));
   const counted = statisticsOf(subject.counting);
   const statistic = counted.find(([name]) => name === sort);
@@ -100,7 +103,8 @@ export function Overview({ subject }: SubjectProps) {
         <Choice label="Sort by" value={sort} set={(value) => go({ sort: value === "place" ? "" : value })} options={[["place", "layer and head"], ...counted.map(([name, label]): [string, string] => [name, label])]} />
         {statistic && <Choice label="Order" value={params.rising ?? ""} set={(rising) => go({ rising })} options={[["", "largest first"], ["1", "smallest first"]]} />}
         <Choice label="Colour range" value={range} set={(value) => go({ range: value })} options={Object.entries(RANGES)} />
-        <Legend range={range} shared={shared} />
+        {plain && <Legend range={range} shared={sharedBy(plain)} chooses={heads.made.some(({ of }) => of.chosen)} />}
+        {implicit && <Legend signed range={range === "shared" ? range : "own"} shared={sharedBy(implicit)} />}
       </Controls>
       {large.of.rows > 0 && <TokenRow of={large.of} queries={subject.layers[large.layer].queries} keys={subject.layers[large.layer].keys} />}
       <div class="beside" style={{ "--heads": String(across) }}>
@@ -109,7 +113,7 @@ export function Overview({ subject }: SubjectProps) {
           <li key={`${each.layer}/${each.head}`}>
             <a href={linked(each)} aria-current={each === chosen ? "true" : undefined} onPointerEnter={(event) => event.pointerType === "mouse" && point(each)} onFocus={() => pointing.set(NOWHERE)}
               onClick={follow(() => choose(each))} aria-label={`Open ${each.name}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
-              {each.of.rows > 0 && <SmallMap of={each.of} end={each.end} queries={subject.layers[each.layer].queries.length} keys={subject.layers[each.layer].keys.length} point={(cell) => point(each, cell)} range={range} shared={shared} />}
+              {each.of.rows > 0 && <SmallMap of={each.of} end={each.end} queries={subject.layers[each.layer].queries.length} keys={subject.layers[each.layer].keys.length} point={(cell) => point(each, cell)} range={range} shared={sharedBy(each.of)} />}
               <span aria-hidden="true">{clip(each.name, 18)}{statistic ? <b> {real(each.statistics[statistic[0]], 2)}</b> : null}</span>
             </a>
           </li>
@@ -118,12 +122,13 @@ export function Overview({ subject }: SubjectProps) {
       <section ref={panel} aria-label="The chosen head" class="large">
         <h3>{large.name} <a href={linked(large)} onClick={follow(() => go(open(large)))}>Open</a></h3>
         <p class="small">{counted.slice(0, 4).map(([name, label]) => `${label} ${real(large.statistics[name], 2)}`).join(" · ")}</p>
-        {large.of.rows > 0 && <LargeHead subject={subject} of={large} range={range} shared={shared} />}
+        {large.of.rows > 0 && <LargeHead subject={subject} of={large} range={range} shared={sharedBy(large.of)} />}
       </section>
       </div>
       <FactList facts={subject.facts} />
-      <Export of={{ name: "overview", scene: () => gridScene(sorted, across, range, shared, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
+      <Export of={{ name: "overview", scene: () => gridScene(sorted, across, range, sharedBy, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
       <h3>Statistics</h3>
+      {implicit && <p class="small">{IMPLICIT} Their statistics are of the shares |w| / Σ|w|.</p>}
       <Table many caption={`Statistics of ${sorted.length} heads, means over the queries`} rows={sorted} columns={[
         { head: "head", header: true, cell: (each) => <a href={linked(each)} onClick={follow(() => go(open(each)))}>{each.name}</a> },
         ...counted.map(([name, label, title]) => ({ head: label, title, number: true, cell: (each: Head) => real(each.statistics[name]) })),

@@ -10,10 +10,10 @@ import type { Made } from "../../subjects/live";
 import { firstLooking } from "../../parts/patches";
 import { productsOf } from "../../drawing/products";
 import { integer } from "../../page/state";
-import { largestPlaces, row } from "../../numbers/matrix";
+import { largest, largestPlaces, row } from "../../numbers/matrix";
 import type { Matrix } from "../../numbers/matrix";
 import { NOWHERE, usePointed, usePointing } from "../../drawing/pointed";
-import { headTitle, subjectKey } from "../../subjects/subject";
+import { IMPLICIT, headTitle, subjectKey } from "../../subjects/subject";
 import type { Subject, SubjectProps, Tapped } from "../../subjects/subject";
 import { TokenRow } from "../../parts/token_row";
 import type { ModuleInfo } from "../../server/types";
@@ -102,7 +102,7 @@ interface Stepped {
 
 function Steps({ subject, of: { layer, head, query, of, weights, made, steps, parts, call } }: { subject: Subject; of: Stepped }) {
   const { params, go, theme, modules } = usePage();
-  const { name, heads, queries, keys } = subject.layers[layer];
+  const { name, heads, queries, keys, implicit: signed = false } = subject.layers[layer];
   const pointing = usePointing();
   const { key: marked } = usePointed(pointing);
   const tensors: Partial<Tapped["tensors"]> = steps?.tensors ?? {};
@@ -116,9 +116,9 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
   const output = made?.taps.output ? (made.heads > 1 ? made.taps.output[head * queries.length + query] : made.taps.output[query]) : null;
   const drift = steps ? Math.max(...Array.from(shown, (each, j) => Math.abs(each - weights[j]))) : 0;
   const title = `${queries[query]} attends to`;
-  const most = Math.max(...shown);
+  const most = largest(shown);
   const rows = placed(keys).map((key, j) => ({ key, j }));
-  const bars = (bar: number | null = null) => barScene({ theme, title, labels: placed(keys), values: Array.from(shown), marked: bar });
+  const bars = (bar: number | null = null) => barScene({ theme, title, labels: placed(keys), values: Array.from(shown), signed, marked: bar });
   /** The bar at a point of the drawing. */
   const point = (_: number, y: number) => {
     const { top, high, places } = bars();
@@ -138,11 +138,11 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
               {q && <li><b>The query.</b> {queries[query]} has q of length {precise(norm(q))} in {q.length} dimensions.</li>}
               {scores && <li><b>Scores.</b> {parts ? "q · k of each key, times the scale" : "One for each key"}: from {precise(Math.min(...scores))} to {precise(Math.max(...scores))}.</li>}
               {masked && <li><b>Mask.</b> {masked.filter((each) => each === -Infinity).length} of {keys.length} keys are hidden.</li>}
-              <li><b>Weights.</b> The normalizer makes shares of the scores; they add up to {precise(shown.reduce((a, b) => a + b, 0))}. The largest is {precise(most)}, on {keys[shown.indexOf(most)]}.</li>
+              <li><b>Weights.</b> The normalizer makes shares of the scores; they add up to {precise(shown.reduce((a, b) => a + b, 0))}. The largest is {precise(most)}, on {keys[shown.findIndex((each) => Math.abs(each) === most)]}.</li>
               {context && <li><b>Context.</b> Σ w · v, of length {precise(norm(context))}.</li>}
               {output && subject.layers.length === 1 && <li><b>Output.</b> {heads.length > 1 ? "The contexts of all heads, projected" : "The context"}: length {precise(norm(output))}.</li>}
             </ol>
-          ) : <p class="small">This recording holds no q, k and v (or the method has no scores), so the steps before the weights cannot be shown.</p>}
+          ) : <p class="small">{signed ? IMPLICIT : "This recording holds no q, k and v (or the method has no scores), so the steps before the weights cannot be shown."}</p>}
           {drift > 1e-4 && made && <p class="small">Computed again from the recorded q, k and v. The recorded weights differ by at most {precise(drift, 2)}: they were stored with fewer digits.</p>}
         </div>
       </div>
@@ -156,9 +156,9 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
         { head: "key", header: true, cell: ({ key }) => key },
         ...(scores ? [{ head: "score", number: true, cell: ({ j }: { j: number }) => real(scores[j]) }] : []),
         ...(masked ? [{ head: "masked score", number: true, cell: ({ j }: { j: number }) => real(masked[j]) }] : []),
-        { head: "weight", number: true, cell: ({ j }) => real(shown[j], 5) },
+        { head: "weight", number: true, cell: ({ j }) => (signed ? precise(shown[j]) : real(shown[j], 5)) },
         ...(values?.length === keys.length ? [{ head: "‖v‖", number: true, title: "length of the value", cell: ({ j }: { j: number }) => real(norm(values[j])) }, { head: "‖w·v‖", number: true, title: "length of the key's part of the context", cell: ({ j }: { j: number }) => real(shown[j] * norm(values[j]), 4) }] : []),
-        { head: <span class="hidden">share of the largest</span>, cell: ({ j }) => <span class="share" style={{ width: `${(6 * shown[j]) / (most || 1)}rem` }} /> },
+        { head: <span class="hidden">share of the largest</span>, cell: ({ j }) => <span class="share" style={{ width: `${(6 * Math.abs(shown[j])) / (most || 1)}rem` }} /> },
       ]} />
       {context && <NumberTable caption={`Context of ${heads[head]}: Σ w · v`} labels={[queries[query]]} width={context.length} data={context} />}
       {output && <NumberTable caption="Output" labels={[queries[query]]} width={output.length} data={output} />}

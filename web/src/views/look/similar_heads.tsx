@@ -7,7 +7,7 @@ import { heatScene } from "../../drawing/drawings";
 import { HeatMap } from "../../parts/heatmap";
 import { allWeights } from "../../subjects/live";
 import { matrix, matrixRows } from "../../numbers/matrix";
-import { MOST_CELLS, subjectKey } from "../../subjects/subject";
+import { IMPLICIT, MOST_CELLS, subjectKey } from "../../subjects/subject";
 import type { Subject } from "../../subjects/subject";
 import { Check, Commands, Export, ProblemBox } from "../../parts/ui";
 import type { Params } from "../../page/state";
@@ -42,17 +42,18 @@ export function SimilarHeads({ one, other, layer, otherLayer, beside }: SimilarH
   const { params, go, theme } = usePage();
   const all = Boolean(params.pairs);
   const { queries, keys } = one.layers[layer];
-  /** All layers with the same queries and keys, or one layer. */
-  const layersOf = ({ layers }: Subject, at: number) => (all ? layers.flatMap((each, i) => (each.queries.length === queries.length && each.keys.length === keys.length ? [i] : [])) : [at]);
+  /** All layers with the same queries and keys, or one layer; of those with a softmax. */
+  const layersOf = ({ layers }: Subject, at: number) => (all ? layers.flatMap((each, i) => (each.queries.length === queries.length && each.keys.length === keys.length ? [i] : [])) : [at]).filter((i) => !layers[i].implicit);
   const sides: [Side, Side] = [{ subject: one, params, layers: layersOf(one, layer) }, { subject: other, params: beside, layers: layersOf(other, otherLayer) }];
   const [rows, columns] = sides.map(placesOf);
   const sent = one.recording && other.recording ? 0 : (rows.length + columns.length) * queries.length * keys.length;
   const { value, problem, busy } = useLoaded(sides.map((side) => `${subjectKey(side.params)}/${side.layers.join()}`).join("/"), async () => {
-    if (sent > MOST_CELLS) return null;
+    if (sent > MOST_CELLS || !rows.length || !columns.length) return null;
     const comparison = await request(...sides);
     const { tensors: { values } } = await callTensors(comparison.path, comparison.body ?? {});
     return { of: matrix(values.shape[0], values.shape[1], values.data), request: comparison };
   });
+  if (!rows.length || !columns.length) return <p class="small">The similarity of heads is of their shares of attention. {IMPLICIT}</p>;
   if (rows.length < 2 && columns.length < 2) return null;
   const title = "Jensen-Shannon divergence of the heads, nats";
   const names = [rows, columns].map((places) => places.map(({ name }) => name));

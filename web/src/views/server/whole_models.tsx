@@ -8,6 +8,7 @@ import { bytes, clip } from "../../numbers/format";
 import type { Body } from "../../server/tensors";
 import type { ModelInfo } from "../../server/types";
 import { MoreModels } from "../../parts/more_models";
+import { countsOf } from "../../parts/sentence";
 import { Button, Table } from "../../parts/ui";
 import { Answer, Remover, useWork } from "../../parts/work";
 
@@ -23,8 +24,7 @@ const STATES: Record<ModelInfo["state"], (model: ModelInfo) => string> = {
 
 /** The state, and how many requests the model's process has, and how many wait for it. */
 function stateOf(model: ModelInfo): string {
-  const counts = (["running", "waiting"] as const).flatMap((name) => (model[name] ? [`${model[name]} ${name}`] : []));
-  return [STATES[model.state](model), ...counts].join(", ");
+  return [STATES[model.state](model), countsOf(model)].filter(Boolean).join(", ");
 }
 
 export function WholeModels() {

@@ -17,7 +17,7 @@ import attention_service
 from attention_client.recording import Recording
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, HeadStatistics
+from attention_contract.schemas.weights import NEEDS_NEEDLE, OF_SOME_ATTENTIONS, HeadStatistics
 from attention_contract.wire import SAFETENSORS
 from tests.api.test_recordings import file_of
 from tests.web.built_page import ROOT, source_hash
@@ -207,7 +207,7 @@ def test_every_statistic_that_is_read_is_one_of_the_contract():
     assert listed is not None
     names = re.findall(r'^  \["(\w+)"', listed[1], re.MULTILINE)
     assert "entropy" in names
-    assert {*names, "classes", *OF_SOME_ATTENTIONS} == set(HeadStatistics.model_fields)
+    assert {*names, "classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE} == set(HeadStatistics.model_fields)
 
 
 def test_what_the_page_sends_as_raw_attention_is_answered(http):

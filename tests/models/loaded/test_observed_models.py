@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 def models(tmp_path_factory):
     """A client of a server with models of two types that compute their attention, and one without weights."""
     root = tmp_path_factory.mktemp("models")
-    for kind in ("bloom", "deberta-v2", "rwkv"):
+    for kind in ("bloom", "deberta-v2", "fnet"):
         built(kind).save_pretrained(root / kind)
         tokenizer().save_pretrained(root / kind)
     with live_server(root) as url, Client(url, timeout=120) as client, pytest.MonkeyPatch.context() as patch:
@@ -60,4 +60,4 @@ def test_an_edit_of_weights_changes_the_prediction_and_a_tap_that_is_not_seen_is
 @pytest.mark.slow
 def test_a_model_without_weights_over_pairs_is_refused_with_the_reason(models):
     with pytest.raises(InvalidCheckpoint, match="none has a softmax over pairs of tokens"):
-        models.forward("rwkv", TEXT)
+        models.forward("fnet", TEXT)

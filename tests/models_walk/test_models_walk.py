@@ -50,6 +50,10 @@ def test_a_type_with_its_own_ways_is_whole(kind):
     assert found.apart is None or found.apart <= BOUND
 
 
+def test_a_type_with_a_generation_of_its_own_generates():
+    assert limited("seamless_m4t").generated
+
+
 @pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["git", "bloom", "xlnet"])
 def test_a_type_whose_attention_is_its_own_is_observed(kind):

@@ -1,6 +1,7 @@
 """One text that grows token by token: its tokens, its past, and all by which its next token is chosen."""
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,10 +69,14 @@ def begin_text(
         found.append(BegunText(input_ids[0].tolist(), state, logits_processor, drawn))
         raise _Begun
 
-    tokens = {} if ids is None else {"inputs": (prompt := torch.tensor([list(ids)], device=model.device))}
-    mask = {} if ids is None else {"attention_mask": torch.ones_like(prompt)}
+    tokens = {}
+    if ids is not None:
+        prompt = torch.tensor([list(ids)], device=model.device)
+        # A model with a ``generate`` of its own, such as SeamlessM4T, calls the tokens of a text by their own name.
+        name = "input_ids" if "input_ids" in inspect.signature(model.generate).parameters else "inputs"
+        tokens = {name: prompt, "attention_mask": torch.ones_like(prompt)}
     with suppress(_Begun):
-        model.generate(**tokens, **mask, custom_generate=stop, **settings, **arguments)
+        model.generate(**tokens, custom_generate=stop, **settings, **arguments)
     return found[0]
 
 

@@ -8,7 +8,7 @@ import torch
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, MessagePart, ModelInput, TextPart
 from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
-from attention_service.models.inputs.input_stacks import Span, Tokens, parted_answer
+from attention_service.models.inputs.input_stacks import Inputs, Span, Tokens, parted_answer
 from attention_service.models.inputs.model_inputs import InputReader, medium_of
 
 
@@ -25,6 +25,20 @@ class MediaPrompts(InputReader):
     """The text of the place of one before a text."""
     token: int | None
     """The token that stands for parts of them."""
+
+    @property
+    def takes(self) -> list[str]:
+        """The inputs that requests may have."""
+        return [*super().takes, self.field]
+
+    @property
+    def several(self) -> str:
+        """The word for several of them."""
+        return "images" if self.medium == "image" else "sounds"
+
+    def absent(self, inputs: Inputs) -> str | None:
+        """Return ``media`` for a text without images or sounds."""
+        return "media" if inputs.media is None else None
 
     def content(self, message: Message) -> Any:
         """The content of a message for the chat template: a list of parts. Raises InvalidRequest for another medium."""
@@ -46,9 +60,9 @@ class MediaPrompts(InputReader):
 
     def check_alone(self, request: ModelInput) -> None:
         """Raise InvalidRequest for anything that does not go with images or sounds: they go with one text."""
-        many = "images" if self.medium == "image" else "sounds"
         if request.text_pair is not None or isinstance(request.answer, list):
-            raise InvalidRequest.at("answer" if request.text_pair is None else "text_pair", f"{many} go with one text")
+            field = "answer" if request.text_pair is None else "text_pair"
+            raise InvalidRequest.at(field, f"{self.several} go with one text")
         if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
             raise InvalidRequest.at(self.field, "they go with one text, without a target")
 
@@ -63,8 +77,9 @@ class MediaPrompts(InputReader):
             made = self.processed(self.mark * len(media), media)
             ids = [int(each) for each in request.tokens if isinstance(each, int)]
             if ids.count(-1 if self.token is None else self.token) != made["input_ids"][0].tolist().count(self.token):
-                many = "images" if self.medium == "image" else "sounds"
-                raise InvalidRequest.at("tokens", f"the number of {self.medium} tokens does not match the {many}")
+                raise InvalidRequest.at(
+                    "tokens", f"the number of {self.medium} tokens does not match the {self.several}"
+                )
             return made | self.of_tokens(made, ids), Tokens(ids, [None] * len(ids)), "tokens"
         text = request.text if isinstance(request.text, str) else ""
         before = "" if self.mark in text else self.before * len(media)

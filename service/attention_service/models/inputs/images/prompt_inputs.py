@@ -68,11 +68,6 @@ class PromptInputs(MediaPrompts):
         self._length = self._first = 0
         """The tokens of a crop in the layers that see images, and the one that is its first patch."""
 
-    @property
-    def takes(self) -> list[str]:
-        """The inputs that requests may have."""
-        return [*super().takes, "images"]
-
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a few tokens, and of one over a gray image."""
         return [*super().short_runs(), self._arguments(self.processed(self.mark, [gray(*SHORT)]))]
@@ -86,10 +81,6 @@ class PromptInputs(MediaPrompts):
         else:
             self._length, self._first = patch_tokens(places[0], run, arguments, crops[-1], self._patch)
         return all(place.length == self._length for place in places)
-
-    def absent(self, inputs: Inputs) -> str | None:
-        """Return ``media`` for a text without images."""
-        return "media" if inputs.media is None else None
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""

@@ -58,11 +58,6 @@ class SoundPrompts(MediaPrompts):
         self._length = 0
         """The frames of a window in the layers that hear."""
 
-    @property
-    def takes(self) -> list[str]:
-        """The inputs that requests may have."""
-        return [*super().takes, "audio"]
-
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a few tokens, and of one over a silent sound."""
         return [*super().short_runs(), self._arguments(self.processed(self.mark, [self._silence(_SHORT)]))]
@@ -71,10 +66,6 @@ class SoundPrompts(MediaPrompts):
         """Find the frames of a window, in the layers that hear. False if these have unlike ones."""
         self._length = places[0].length
         return all(place.length == self._length for place in places)
-
-    def absent(self, inputs: Inputs) -> str | None:
-        """Return ``media`` for a text without sounds."""
-        return "media" if inputs.media is None else None
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""

@@ -24,7 +24,7 @@ from benchmarks.measured_requests import Bench, Measured
 
 MARK = "<!-- measured -->\n"
 """The results are written after this line."""
-ROOM = 2**31
+FREE_BYTES = 2**31
 ENOUGH_S = 0.5
 """Seconds of runs per held-out request: more than in the first part, for a more exact reference."""
 
@@ -106,8 +106,8 @@ def main() -> None:
     options = parser.parse_args()
     device = Device.open(options.device, options.threads)
     base, rates = device.clock, measure_rates(device.torch)
-    runs, _ = measured(Bench(device, rates, ROOM, options.seed), options.learn)
-    held, dropped = measured(Bench(device, rates, ROOM, options.seed + 1, enough_s=ENOUGH_S), options.requests)
+    runs, _ = measured(Bench(device, rates, FREE_BYTES, options.seed), options.learn)
+    held, dropped = measured(Bench(device, rates, FREE_BYTES, options.seed + 1, enough_s=ENOUGH_S), options.requests)
     clock = learned(base, runs)
     lines = [
         f"{device.model}, {device.name}, torch {torch.__version__}, Python {platform.python_version()}.",

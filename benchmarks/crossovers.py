@@ -17,7 +17,7 @@ from attention_service.runtime.operations.complexity.measured_crossover import C
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.scheduling.budget import Budget
 
-ROOM = 2**31
+FREE_BYTES = 2**31
 HEADS, WIDTH = 4, 64
 ROUNDS = 11
 ResultT = TypeVar("ResultT")
@@ -94,8 +94,8 @@ def _served(device: Device) -> list[Crossover]:
     request = RawComplexityRequest(
         shape=Shape(queries=LENGTHS[0]), num_heads=HEADS, head_dim=WIDTH, spec=first.spec, compare=compared
     )
-    place = Place(device, ROOM, ROOM)
-    budget = Budget(ROOM, ROOM, lambda: 0, 1)
+    place = Place(device, FREE_BYTES, FREE_BYTES)
+    budget = Budget(FREE_BYTES, FREE_BYTES, lambda: 0, 1)
 
     async def run(work: Callable[[], ResultT]) -> ResultT:
         return work()
@@ -128,6 +128,6 @@ def _ratio(one: Variant, other: Variant, n: int, device: Device) -> float:
     jobs = []
     for variant in (one, other):
         request = RawForwardRequest(query=x, key=x, value=x, spec=variant.spec, kernel=variant.kernel)
-        jobs.append(forward.prepare(None, request, device, ROOM))
+        jobs.append(forward.prepare(None, request, device, FREE_BYTES))
     filler = CacheFiller(device)
     return float(np.median([first / second for first, second in (rounds(jobs, filler) for _ in range(ROUNDS))]))

@@ -38,7 +38,7 @@ HEADS, WIDTH = 16, 128
 LENGTHS = tuple(2**power for power in range(11, 17))
 CAUSAL = AttentionSpec(masks=[Causal()])
 MILLION = 1_000_000
-ROOM = 2**62
+FREE_BYTES = 2**62
 FUSED = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 W1, W3 = (1, 16, 64, 4), (8, 512, 512, 8)
 """Batch, length, width of the model, heads."""
@@ -92,7 +92,7 @@ def long_request(device: Device, length: int) -> Iterator[str]:
     tensors = [np.random.default_rng(seed).standard_normal((1, length, 64), np.float32) for seed in range(3)]
     query, key, value = (x.astype(ml_dtypes.bfloat16) for x in tensors)
     request = RawForwardRequest(query=query, key=key, value=value, spec=CAUSAL)
-    job = forward.prepare(None, request, device, ROOM)
+    job = forward.prepare(None, request, device, FREE_BYTES)
     meter, started = device.peak_meter(), time.perf_counter()
     job.run()
     seconds, peak = time.perf_counter() - started, meter()
@@ -110,10 +110,10 @@ def small(device: Device, rounds: int) -> Iterator[str]:
     query = np.random.default_rng(0).standard_normal((batch, length, width)).astype(np.float32)
     plain = Device.open(str(device.torch))
     plain.graphs = Graphs(limit=0)
-    on, off = (forward.prepare(module, ForwardRequest(query=query), each, ROOM).run for each in (device, plain))
+    on, off = (forward.prepare(module, ForwardRequest(query=query), each, FREE_BYTES).run for each in (device, plain))
     for _ in range(OFTEN):
         on()
-    device.graphs.capture_next(ROOM)
+    device.graphs.capture_next(FREE_BYTES)
     times = interleaved({"on": on, "off": off}, device, 10 * rounds)
     yield f"\n## B{batch} L{length} d{width} h{heads}, from arrays to arrays\n"
     yield f"graphs on {median(times['on']):.3f} ms ({len(device.graphs)} kept), off {median(times['off']):.3f} ms"

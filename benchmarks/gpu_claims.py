@@ -37,7 +37,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients
 from benchmarks.cuda import FUSED, by_backend, interleaved
 
-ROOM = 2**62
+FREE_BYTES = 2**62
 CAUSAL = AttentionSpec(masks=[Causal()])
 
 
@@ -142,10 +142,12 @@ def small_passes(device: Device, work: Work) -> Iterator[Claim]:
     module, plain = resident(device, d_model=64, num_heads=4), Device.open(str(device.torch))
     plain.graphs = Graphs(limit=0)
     query = np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float32)
-    by_graph, eager = (forward.prepare(module, ForwardRequest(query=query), each, ROOM) for each in (device, plain))
+    by_graph, eager = (
+        forward.prepare(module, ForwardRequest(query=query), each, FREE_BYTES) for each in (device, plain)
+    )
     for _ in range(OFTEN):
         by_graph.run()
-    device.graphs.capture_next(ROOM)
+    device.graphs.capture_next(FREE_BYTES)
     for name, job in (("with graphs", by_graph), ("without", eager)):
         taken = []
         for _ in range(10 * work.rounds):
@@ -155,10 +157,10 @@ def small_passes(device: Device, work: Work) -> Iterator[Claim]:
         most = 60 if name == "with graphs" else None
         yield Claim(f"16 tokens, width 64, {name}", median(taken) * 1e6, most, " µs")
     for length in range(1, 129):
-        job = forward.prepare(module, ForwardRequest(query=np.zeros((1, length, 64), np.float32)), device, ROOM)
+        job = forward.prepare(module, ForwardRequest(query=np.zeros((1, length, 64), np.float32)), device, FREE_BYTES)
         for _ in range(OFTEN):
             job.run()
-        device.graphs.capture_next(ROOM)
+        device.graphs.capture_next(FREE_BYTES)
     yield Claim("captures of 128 lengths", device.graphs.captures, 4)
     yield Claim("peak_meter of one pass", min(_seconds(device.peak_meter) for _ in range(99)) * 1e6, 60, " µs")
 
@@ -186,7 +188,7 @@ def memory(device: Device, work: Work) -> Iterator[Claim]:
         ),
     }
     for name, (operation, request) in cases.items():
-        job = operation.prepare(None, request, device, ROOM)  # type: ignore[attr-defined]
+        job = operation.prepare(None, request, device, FREE_BYTES)  # type: ignore[attr-defined]
         meter = device.peak_meter()
         job.run()
         if (held := meter()) is not None:
@@ -272,7 +274,7 @@ def profiled(device: Device) -> None:
     """Run a small pass and a large one between the calls that start and stop a profiler."""
     for sizes, heads in (((1, 16, 64), 4), ((8, 512, 512), 8)):
         module = resident(device, d_model=sizes[2], num_heads=heads)
-        job = forward.prepare(module, ForwardRequest(query=np.zeros(sizes, np.float32)), device, ROOM)
+        job = forward.prepare(module, ForwardRequest(query=np.zeros(sizes, np.float32)), device, FREE_BYTES)
         job.run()
         torch.cuda.cudart().cudaProfilerStart()
         job.run()

@@ -71,7 +71,7 @@ one head of width 64 in float32; the time is the best of several runs. Memory is
 
 """
 MOST_BYTES = 4e9
-ROOM = 2**62
+FREE_BYTES = 2**62
 """Bytes, for plans that do not depend on memory."""
 HEAD = """| attention | kernel | {lengths} | time ∝ n^ | n^ from 4k | memory ∝ n^ | predicted time n^ | in the limit |
 |---|---|{rule}---:|---:|---:|---:|---|"""
@@ -181,7 +181,7 @@ def _peak(run: Callable[[], object]) -> int:
 def row(case: Case, device: Device, lengths: list[int], rounds: int, most_seconds: float) -> str:
     """Return one line of the table."""
     largest = blank(case.spec, lengths[-1], device)
-    subject = Subject(case.name, largest, OUTPUT, case.kernel, Place(device, ROOM, ROOM))
+    subject = Subject(case.name, largest, OUTPUT, case.kernel, Place(device, FREE_BYTES, FREE_BYTES))
     kernel = subject.kernel_of(largest)
     found = measured(case, kernel, lengths, rounds, most_seconds)
     times = [f"{found.seconds[n] * 1e3:.1f}" if n in found.seconds else "" for n in lengths]

@@ -29,7 +29,7 @@ PAIRS = 2**15
 LENGTHS = 1024, 2048, 4096, 8192, 16384, 32768
 QUICK = 1024, 4096
 WINDOW = 512
-ROOM = 2**34
+FREE_BYTES = 2**34
 CAUSAL = AttentionSpec.model_validate({"masks": [{"name": "causal"}]})
 TEXT = f"""`forward` and `gradients` are what the server runs for a raw request, from its arrays to those of the reply;
 `bare SDPA` is PyTorch's own call on the same tensors, `bare autograd` that call and its backward pass. Float32, heads
@@ -68,7 +68,7 @@ def forwards(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
                 "bare SDPA",
                 _bare(q, k, v, causal=label == "causal"),
                 flops=flops_of(length, spec),
-                predicted_ms=forward.prepare(None, request, device, ROOM).plan.predicted.median * 1e3,
+                predicted_ms=forward.prepare(None, request, device, FREE_BYTES).plan.predicted.median * 1e3,
             )
 
 
@@ -114,7 +114,7 @@ def _request(model: Any, tensors: Three, **more: Any) -> Any:
 
 def _served(operation: Any, request: Any, device: Device) -> Any:
     """Return a function that runs one request, from arrays to arrays."""
-    return lambda: operation.prepare(None, request, device, ROOM).run()
+    return lambda: operation.prepare(None, request, device, FREE_BYTES).run()
 
 
 def _bare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> Callable[[], torch.Tensor]:

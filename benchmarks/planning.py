@@ -21,7 +21,7 @@ from attention_service.runtime.scheduling.budget import Budget
 from benchmarks.page import parser, publish
 from benchmarks.tables import table
 
-ROOM = 2**33
+FREE_BYTES = 2**33
 _TEXT = "Microseconds of one request whose shape did not come before, in streams whose buckets of sizes are known."
 
 
@@ -84,7 +84,7 @@ def _walk(module: Module, requests: Iterable[ForwardRequest], device: Device, bu
 
 def rows() -> Iterator[list[str]]:
     """Measure each stream."""
-    device, budget = Device.open("cpu", 1), Budget(ROOM, ROOM, lambda: 0, 256)
+    device, budget = Device.open("cpu", 1), Budget(FREE_BYTES, FREE_BYTES, lambda: 0, 256)
     for stream in streams(np.random.default_rng(0)):
         middle, mean = microseconds(stream, device, budget)
         yield [stream.name, f"{middle:.0f}", f"{mean:.0f}"]

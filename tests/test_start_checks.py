@@ -44,8 +44,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_setting_is_told_in_one_line(tmp_path, monkeypatch, capsys, fault):
-    variables, name, said = FAULTS[fault]
+def test_a_wrong_setting_is_reported_in_one_line(tmp_path, monkeypatch, capsys, fault):
+    variables, name, message = FAULTS[fault]
     monkeypatch.chdir(tmp_path)
     Path("empty.pem").touch()
     for variable, value in variables.items():
@@ -53,23 +53,23 @@ def test_a_wrong_setting_is_told_in_one_line(tmp_path, monkeypatch, capsys, faul
     assert serve([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert name in line
-    assert said in line
+    assert message in line
 
 
-def test_a_wrong_setting_is_told_before_torch_is_imported(tmp_path):
+def test_a_wrong_setting_is_reported_before_torch_is_imported(tmp_path):
     (tmp_path / "empty.pem").touch()
     status, (line,) = start(tmp_path, **FAULTS["a wrong certificate"][0])
     assert (status, "ATTENTION_SSL_CERTFILE" in line) == (2, True)
 
 
-def test_a_misspelt_name_in_the_file_is_told_too(tmp_path, monkeypatch, capsys):
+def test_a_misspelt_name_in_the_file_is_reported_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path(".env").write_text("ATTENTION_PROT=1\n")
     assert serve([]) == 2
     assert capsys.readouterr().err == "ATTENTION_PROT: there is no such setting; did you mean ATTENTION_PORT?\n"
 
 
-def test_a_taken_port_is_told_before_torch_is_imported(tmp_path):
+def test_a_taken_port_is_reported_before_torch_is_imported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status, (line,) = start(tmp_path, ATTENTION_PORT=port)

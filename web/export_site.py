@@ -113,8 +113,8 @@ class Recorder:
         }
         with httpx.Client(base_url=self._url, headers=headers, timeout=60) as http:
             for layer, head, text in sorted(listed):
-                asked = {"text": text, "layers": [layer], "select": {"heads": [head]}, "statistics": []}
-                body = json.dumps(asked, separators=(",", ":"), ensure_ascii=False)  # as the page writes it
+                fields = {"text": text, "layers": [layer], "select": {"heads": [head]}, "statistics": []}
+                body = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)  # as the page writes it
                 self.keep("POST", path, body, http.post(path, content=body.encode()).raise_for_status().content)
 
 

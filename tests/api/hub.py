@@ -99,9 +99,9 @@ def hub(folder: Path) -> Iterator[Hub]:
                 return
             state.taken.append(file.name)
             start = 0
-            if (asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))) is not None:
-                state.ranges.append(asked[0])
-                start = int(asked[1])
+            if (begin := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))) is not None:
+                state.ranges.append(begin[0])
+                start = int(begin[1])
                 named["Content_Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
             if file.suffix != ".safetensors":
                 self._answer(206 if start else 200, body[start:], **named)
@@ -148,7 +148,7 @@ def hub(folder: Path) -> Iterator[Hub]:
 
 
 @contextmanager
-def asked_here(address: str) -> Iterator[None]:
+def hub_of_this_process(address: str) -> Iterator[None]:
     """Within the block the hub's client in this process asks the hub at an address. A process gets HF_ENDPOINT."""
     import pytest
     from huggingface_hub import constants

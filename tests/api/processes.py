@@ -18,8 +18,8 @@ def process(models_dir: Path, *flags: str, **env: str) -> Iterator[tuple[subproc
     server, url = _started(models_dir, *flags, **env)
     if not _is_ready(server, url):
         server.kill()
-        _, told = server.communicate()
-        assert b"address already in use" in told, told  # somebody took the port meanwhile
+        _, log = server.communicate()
+        assert b"address already in use" in log, log  # somebody took the port meanwhile
         server, url = _started(models_dir, *flags, **env)
         assert _is_ready(server, url)
     try:

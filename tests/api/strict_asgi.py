@@ -17,40 +17,40 @@ def strict(app):
     async def checked(scope, receive, send):
         copied = {name: value for name, value in scope.items() if name not in {"app", "router", "extensions"}}
         scope = pickle.loads(pickle.dumps(copied))  # noqa: S301 - made a line above
-        told = {"began": False, "ended": False}
+        state = {"began": False, "ended": False}
 
         async def strict_receive():
             return pickle.loads(pickle.dumps(await receive()))  # noqa: S301 - made here
 
         async def strict_send(message):
             message = pickle.loads(pickle.dumps(message))  # noqa: S301 - made here
-            check(message, told)
+            check(message, state)
             await send(message)
 
         await app(scope, strict_receive, strict_send)
-        assert scope["type"] != "http" or told["ended"], "the response never ended"
+        assert scope["type"] != "http" or state["ended"], "the response never ended"
 
     return checked
 
 
-def check(message, told):
+def check(message, state):
     """Raise AssertionError for a message that the specification does not allow after those before it."""
     kind = message["type"]
     if kind in {"http.response.start", "websocket.http.response.start"}:
-        assert not told["began"]
+        assert not state["began"]
         assert type(message["status"]) is int
-        told["began"] = True
+        state["began"] = True
     elif kind in {HTTP_END, "websocket.http.response.body"}:
-        assert told["began"]
-        assert not told["ended"], "a body after the end"
+        assert state["began"]
+        assert not state["ended"], "a body after the end"
         assert type(message.get("body", b"")) is bytes, f"a body of {type(message['body'])}"
         assert type(message.get("more_body", False)) is bool
-        told["ended"] = not message.get("more_body", False)
+        state["ended"] = not message.get("more_body", False)
     elif kind == OPEN:
-        assert not told["began"]
-        told["began"] = True
+        assert not state["began"]
+        state["began"] = True
     elif kind == "websocket.send":
-        assert told["began"]
+        assert state["began"]
         given = [name for name in ("text", "bytes") if message.get(name) is not None]
         assert len(given) == 1
         assert type(message[given[0]]) is {"text": str, "bytes": bytes}[given[0]]

@@ -175,7 +175,7 @@ def attention(*arguments, **env):
 
 
 @pytest.mark.slow
-def test_the_hub_is_asked_only_where_the_operator_allows_it(tmp_path):
+def test_the_hub_is_used_only_where_the_operator_allows_it(tmp_path):
     store, mirror = tmp_path / "models", tmp_path / "hub"
     store.mkdir()
     gpt2(mirror / "org" / "net")

@@ -90,7 +90,7 @@ def test_scores_that_are_not_defined_are_left_out(client):
     assert client.circuits("circuits.wide", parts=["ov"]).ov.copying.shape == (2,)
 
 
-def test_a_reply_in_json_has_what_was_asked_for(client, http):
+def test_a_reply_in_json_has_what_was_requested(client, http):
     reply = post(http, PATH.format("circuits.late"), heads=[1], parts=["qk"], top=1)
     assert {*reply} == {"heads", "qk", "left_out", "ran"}
     assert {*reply["qk"]} == {"singular_values", "norm", "effective_rank", "stable_rank"}

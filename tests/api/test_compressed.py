@@ -83,7 +83,7 @@ def test_a_broken_compressed_body_is_unreadable(http, coding, compress, harm):
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
-def test_a_compressed_body_that_ends_too_early_is_told_as_such(http, coding, compress):
+def test_a_compressed_body_that_ends_too_early_is_refused_as_such(http, coding, compress):
     body = compress(b'{"query": [[1.0, 0.0]]}')
     for missing in range(1, len(body)):
         assert f"Content-Encoding: {coding}" in problem(ask(http, body[:-missing], coding))["detail"]

@@ -181,10 +181,10 @@ def test_a_body_above_the_least_rate_may_take_several_deadlines(url):
 def test_a_caller_that_reads_nothing_is_cut_and_one_that_reads_slowly_is_not(url):
     value, one = np.ones((2000, 2048), np.float32), np.ones((2000, 1), np.float32)  # more than the system keeps
     body = b"".join(to_body(RawForwardRequest(query=one, key=one, value=value), SAFETENSORS, "request"))
-    asked = head(length=len(body)).replace(b"application/json", SAFETENSORS.encode()) + body
+    request = head(length=len(body)).replace(b"application/json", SAFETENSORS.encode()) + body
     with connected(url, 2**15) as unread, connected(url, 2**15) as slow:
         for raw in (unread, slow):
-            raw.sendall(asked)
+            raw.sendall(request)
         got, deadline = 0, time.monotonic() + 20
         while 'cause="reader_too_slow"' not in httpx.get(f"{url}/metrics").text and time.monotonic() < deadline:
             got += len(slow.recv(2**13))

@@ -86,8 +86,8 @@ def test_each_planned_kernel_is_the_one_that_runs(http, rng):
     fused, blocked = (cost(http, kernel=kernel, **sizes) for kernel in ("fused", "blocked"))
     found = cost(http, **sizes | {"memory_bytes": blocked["peak_bytes"]["gradients"]})
     assert (found["kernel"], found["gradients_kernel"]) == ("fused", "blocked")
-    for named, told in ((fused, "forward"), (blocked, "backward")):
-        assert found["executed"][told] == named["executed"][told]
+    for named, direction in ((fused, "forward"), (blocked, "backward")):
+        assert found["executed"][direction] == named["executed"][direction]
     assert found["predicted"]["gradients"] == blocked["predicted"]["gradients"]
     assert found["peak_bytes"]["gradients"] == blocked["peak_bytes"]["gradients"] < fused["peak_bytes"]["gradients"]
     x = rng.normal(size=(4, 256, 16)).astype(np.float32).tolist()
@@ -194,7 +194,7 @@ def test_what_is_null_is_left_out_and_read_as_null(http):
 
 
 @pytest.mark.slow
-def test_alternatives_are_told_by_labels_that_differ(http):
+def test_alternatives_have_labels_that_differ(http):
     compare = [{"spec": {"softcap": 30}}, {"spec": {"softcap": 50}}]
     reply = post(http, PATH, shape={"queries": 16}, compare=compare, **RAW)
     labels = ["request", "softcap 30", "softcap 50"]
@@ -251,7 +251,7 @@ def test_a_spec_that_ends_early_is_named_down_to_its_length(http):
 
 
 @pytest.mark.slow
-def test_crossovers_are_measured_where_that_is_asked_for(http):
+def test_crossovers_are_measured_on_request(http):
     """Both are run on the server's device, and everything that was held for it is given back."""
     window = {"masks": [{"name": "sliding_window", "left": 15, "right": 0}]}
     compare = [{"label": "window", "spec": window, "kernel": "blocked"}, {"label": "there", "hardware": "H100 SXM"}]

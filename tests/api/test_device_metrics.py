@@ -9,7 +9,7 @@ from tests.stand_in_gpu import ILLEGAL, stand_in_gpu
 
 
 @pytest.fixture
-def told(monkeypatch):
+def metrics(monkeypatch):
     """The device, and a function that reads its metrics."""
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7000)
     stats = {"allocated_bytes": {"all": {"current": 5000, "peak": 6000}}}
@@ -20,8 +20,8 @@ def told(monkeypatch):
         yield device, lambda: {each.name: each.value for family in registry.collect() for each in family.samples}
 
 
-def test_memory_graphs_and_whether_it_computes(told):
-    device, read = told
+def test_memory_graphs_and_whether_it_computes(metrics):
+    device, read = metrics
     device.unused_pinned = 3000
     device.look_at_pinned(most=2**30)
     device.graphs.captures, device.graphs.replays = 3, 20
@@ -41,8 +41,8 @@ def test_memory_graphs_and_whether_it_computes(told):
     assert read()["attention_device_lost"] == 1
 
 
-def test_what_the_driver_tells_where_its_library_is_installed(told, monkeypatch):
-    device, read = told
+def test_what_the_driver_tells_where_its_library_is_installed(metrics, monkeypatch):
+    device, read = metrics
     monkeypatch.setattr(torch.cuda, "utilization", lambda _: 83)
     monkeypatch.setattr(torch.cuda, "temperature", lambda _: 61)
     monkeypatch.setattr(torch.cuda, "power_draw", lambda _: 412_500)

@@ -120,7 +120,7 @@ def test_a_session_takes_effects_over_its_past(client, http, module, rng):
 def test_bad_sweeps_name_their_field(http, module, rng):
     query = rng.normal(size=(3, 12)).tolist()
     zero = {"tap": "context", "set": 0}
-    for param, asked in {
+    for param, fields in {
         "sweep.over.1": {"sweep": zero | {"over": ["heads", "keys"]}},
         "sweep.heads": {"sweep": zero | {"heads": [4]}},
         "sweep.tap": {"sweep": {"tap": "output", "over": ["queries"], "set": 0}},
@@ -130,7 +130,7 @@ def test_bad_sweeps_name_their_field(http, module, rng):
         "queries": {"sweep": zero, "queries": [0, 0]},
         "direction": {"sweep": zero, "direction": [[1.0] * 12] * 2},
     }.items():
-        assert refuse(http, f"{module}/effects", query=query, **asked)["param"] == param
+        assert refuse(http, f"{module}/effects", query=query, **fields)["param"] == param
     long = rng.normal(size=(300, 2)).tolist()
     many = {"tap": "weights", "over": ["queries", "keys"], "set": 0}
     found = refuse(http, "/v1/attention/effects", query=long, sweep=many)

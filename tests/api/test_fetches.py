@@ -26,7 +26,7 @@ from attention_client import (
     Unavailable,
 )
 from attention_client.cli.commands import model_commands
-from tests.api.hub import COMMIT, asked_here, hub
+from tests.api.hub import COMMIT, hub, hub_of_this_process
 from tests.api.processes import process
 from tests.conftest import eventually, live_server
 
@@ -79,7 +79,7 @@ def server(tmp_path_factory):
 def net(mirror, server):
     """The hub, the model repository without checkpoints, and a client."""
     store, url = server
-    with hub(mirror) as served, asked_here(served.address), Client(url, retries=0) as client:
+    with hub(mirror) as served, hub_of_this_process(served.address), Client(url, retries=0) as client:
         yield served, store, client
         served.go_on.set()
         for path in client.server.info().hub.fetching:
@@ -248,8 +248,8 @@ def test_a_download_that_breaks_goes_on_where_it_was(net):
     served, store, client = net
     served.cuts = 1
     assert client.checkpoints.fetch("org/net").layers == 1
-    (asked,) = served.ranges
-    assert MEGABYTE <= int(asked.removeprefix("bytes=").removesuffix("-")) < 3 * MEGABYTE
+    (range_,) = served.ranges
+    assert MEGABYTE <= int(range_.removeprefix("bytes=").removesuffix("-")) < 3 * MEGABYTE
     original = served.taken.count("model.safetensors")
     assert original == 2
     assert (store / "org" / "net" / "model.safetensors").stat().st_size > 4 * MEGABYTE
@@ -283,7 +283,7 @@ def test_a_fetch_that_fails_leaves_nothing(net, fault, error, detail):
         ("org/pickled", None, InvalidCheckpoint, "has no safetensors file"),
     ],
 )
-def test_what_the_hub_does_not_have_is_told(net, repository, revision, error, detail):
+def test_what_the_hub_does_not_have_is_reported(net, repository, revision, error, detail):
     served, store, client = net
     with pytest.raises(error, match=detail):
         client.checkpoints.fetch(repository, revision=revision)
@@ -328,7 +328,7 @@ def test_a_file_that_the_hub_lists_elsewhere_is_refused_by_its_name(net, name):
 
 @pytest.mark.sampled(repository=1)
 @pytest.mark.parametrize("repository", ["org/a..b", "org/a--b", "org/a.git", "org/a."])
-def test_a_name_that_no_repository_has_is_told_as_such(net, repository):
+def test_a_name_that_no_repository_has_is_reported_as_such(net, repository):
     with pytest.raises(InvalidRequest, match="no repository has such a name") as caught:
         net[2].checkpoints.fetch(repository)
     assert caught.value.param == "repository"
@@ -350,7 +350,7 @@ def test_a_stop_does_not_wait_for_a_fetch_and_leftovers_of_a_crash_are_removed(m
     left = tmp_path / ".fetch-00"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    with hub(mirror) as served, asked_here(served.address):
+    with hub(mirror) as served, hub_of_this_process(served.address):
         served.go_on.clear()
         with live_server(tmp_path, hub=True) as url:
             assert not left.exists()

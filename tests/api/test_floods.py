@@ -212,7 +212,7 @@ def test_messages_that_do_not_end_count_against_the_budget_and_are_cut(url):
             except ConnectionError:
                 refused += 1
         assert _bodies(url) <= 2**28
-        assert refused or any(map(_is_told, connections)), "nobody was told: cut for want of memory, or of time"
+        assert refused or any(map(_is_informed, connections)), "nobody was told: cut for want of memory, or of time"
         eventually(lambda: _bodies(url) == 0)
         for raw in connections:
             _drain(raw)
@@ -227,7 +227,7 @@ def test_fragments_that_come_too_slowly_are_cut_though_pings_are_answered(url):
         assert eventually(lambda: not _sends(raw, frame(0x00, b"b") + frame(0x89, b"still here")))
 
 
-def _is_told(raw):
+def _is_informed(raw):
     """True if the server sent something, as before it closes a connection."""
     return bool(select.select([raw], [], [], 0)[0])
 

@@ -169,7 +169,7 @@ def test_tokens_of_queries_may_be_given(http, rng):
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "code"),
+    ("fields", "param", "code"),
     [
         ({"statistics": ["induction"]}, "statistic_options.tokens", "invalid_request"),
         ({"statistics": ["classes"]}, "statistic_options.classes", "invalid_request"),
@@ -191,8 +191,8 @@ def test_tokens_of_queries_may_be_given(http, rng):
         ({"statistics": ["nonsense"]}, "statistics.0", "invalid_request"),
     ],
 )
-def test_missing_or_misshapen_inputs_of_statistics_are_refused(http, asked, param, code):
-    problem = refuse(http, "/v1/attention/weights", query=[[1.0, 0], [0, 1]], **asked)
+def test_missing_or_misshapen_inputs_of_statistics_are_refused(http, fields, param, code):
+    problem = refuse(http, "/v1/attention/weights", query=[[1.0, 0], [0, 1]], **fields)
     assert (problem["status"], problem["param"], problem["code"]) == (422, param, code)
 
 

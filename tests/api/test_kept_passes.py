@@ -106,7 +106,7 @@ def test_the_pass_of_a_module_that_changed_is_gone(client, rng):
 
 
 @pytest.mark.slow
-def test_passes_without_room_are_not_kept_and_old_ones_make_room(tmp_path, rng):
+def test_passes_without_memory_are_not_kept_and_old_ones_are_dropped_for_new_ones(tmp_path, rng):
     x = rng.normal(size=(1, 1, 256, 64)).astype(np.float32)
     with live_server(tmp_path, memory_budget=2**23) as url, Client(url) as client:
         large = rng.normal(size=(1, 2, 1024, 64)).astype(np.float32)

@@ -38,7 +38,7 @@ def test_a_head_of_a_learned_tensor(client):
         client.modules.parameter("heads.additive", "score.v", head=4)
 
 
-def test_dropout_is_told_and_told_again(client, rng):
+def test_dropout_is_reported_and_repeated(client, rng):
     q = rng.standard_normal((2, H, 5, D))
     request = {"dropout": {"p": 0.5, "seed": 4, "return_mask": True}, "select": {"heads": [1]}}
     reply = client.attention.forward(q, return_=["output", "weights"], **request)

@@ -59,12 +59,12 @@ def question(client, name, kind, options):
 )
 @pytest.mark.slow
 def test_the_longest_of_a_module_is_the_longest_that_is_admitted(small, kind, kernel):
-    ask, told = question(small, "m", kind, {"kernel": kernel} if kernel else {})
-    assert told.bound == "memory"
-    assert tried(ask, 1, 4 * told.size) == told.size
-    ran = admitted(ask, told.size)
-    assert (ran.kernel, ran.peak_bytes) == (told.kernel, told.peak_bytes)
-    assert admitted(ask, int(told.size * 1.02) + 1) is None
+    ask, limit = question(small, "m", kind, {"kernel": kernel} if kernel else {})
+    assert limit.bound == "memory"
+    assert tried(ask, 1, 4 * limit.size) == limit.size
+    ran = admitted(ask, limit.size)
+    assert (ran.kernel, ran.peak_bytes) == (limit.kernel, limit.peak_bytes)
+    assert admitted(ask, int(limit.size * 1.02) + 1) is None
 
 
 SPECS = {
@@ -84,11 +84,11 @@ def test_so_is_that_of_other_specs_and_of_methods(small, spec, kind):
     name = f"of-{spec}"
     small.modules.create(name, {"d_model": WIDTH, "num_heads": HEADS, "spec": SPECS[spec]}, seed=0)
     try:
-        ask, told = question(small, name, kind, {})
-        assert told.bound == "memory"
-        ran = admitted(ask, told.size)
-        assert (ran.kernel, ran.peak_bytes) == (told.kernel, told.peak_bytes)
-        assert admitted(ask, int(told.size * 1.02) + 1) is None
+        ask, limit = question(small, name, kind, {})
+        assert limit.bound == "memory"
+        ran = admitted(ask, limit.size)
+        assert (ran.kernel, ran.peak_bytes) == (limit.kernel, limit.peak_bytes)
+        assert admitted(ask, int(limit.size * 1.02) + 1) is None
     finally:
         small.modules.delete(name)
 
@@ -104,17 +104,17 @@ def test_the_largest_batch_of_raw_attention_is_the_largest_that_is_admitted(smal
 
     shape = {"queries": 32, "keys": 32}
     limits = small.attention.complexity(shape, num_heads=HEADS, head_dim=WIDTH // HEADS).limits
-    told = getattr(limits, question).largest_batch
-    assert tried(ask, 1, 4 * told.size) == told.size
-    assert admitted(ask, told.size).kernel == told.kernel
+    limit = getattr(limits, question).largest_batch
+    assert tried(ask, 1, 4 * limit.size) == limit.size
+    assert admitted(ask, limit.size).kernel == limit.kernel
 
 
 def test_weights_that_are_returned_count(small):
     def ask(length):
         return small.forward("m", tokens(1, length), return_=["output", "weights"])
 
-    told = small.complexity("m", 8, return_=["output", "weights"]).limits.forward.longest
-    assert tried(ask, 1, 4 * told.size) == told.size
+    limit = small.complexity("m", 8, return_=["output", "weights"]).limits.forward.longest
+    assert tried(ask, 1, 4 * limit.size) == limit.size
 
 
 def test_what_is_free_is_what_the_modules_leave(small):
@@ -164,7 +164,7 @@ def test_a_module_can_be_supposed_wider(http):
 
 
 @pytest.mark.slow
-def test_the_table_of_hardware_can_be_asked_for_by_its_names(http):
+def test_the_table_of_hardware_can_be_used_by_its_names(http):
     table = http.get("/v1/complexity/hardware").json()
     assert table["efficiency"]["best"]["flops"] == 1
     for one in table["hardware"][::5]:

@@ -77,7 +77,7 @@ def test_reads_are_answered_while_requests_wait(url):
             assert httpx.get(url + path).status_code == 200
 
 
-def test_who_waits_is_answered_once_there_is_room(url):
+def test_who_waits_is_answered_once_there_is_memory(url):
     answers = []
 
     def ask():

@@ -129,7 +129,7 @@ def test_scripts_travel_compressed(http):
     assert answer.text == (WEB / "app.js").read_text("utf-8")
 
 
-def test_parts_of_the_recording_can_be_asked_for(http):
+def test_parts_of_the_recording_can_be_requested(http):
     answer = http.get("/web/recordings/cat.safetensors", headers={"Range": "bytes=0-7"})
     assert (answer.status_code, len(answer.content)) == (206, 8)
 
@@ -189,14 +189,14 @@ def test_sources_import_in_one_direction_and_no_folder_is_crowded():
         imports[source] &= set(SOURCES)
     assert sum(map(len, imports.values())) > 5 * len(SOURCES)
     folders: dict[Path, set[Path]] = {}
-    for source, asked in imports.items():
-        folders.setdefault(source.parent, set()).update({each.parent for each in asked} - {source.parent})
+    for source, targets in imports.items():
+        folders.setdefault(source.parent, set()).update({each.parent for each in targets} - {source.parent})
     for graph in (imports, folders):
         TopologicalSorter(graph).prepare()  # raises CycleError
     assert max(Counter(source.parent for source in SOURCES).values()) <= 20
 
 
-def test_every_fact_that_is_shown_of_a_run_is_one_that_is_told():
+def test_every_fact_that_is_shown_of_a_run_is_one_of_the_reply():
     shown = set(re.findall(r"\bran\.(\w+)", (ROOT / "web/src/parts/ui.tsx").read_text(encoding="utf-8")))
     assert shown == set(Ran.model_fields) - {"tf32"}  # a setting of a GPU's server, told by replies alone
 

@@ -105,7 +105,7 @@ def test_many_lines_leave_out_what_would_hide_them_and_say_so(drawn_of):
 
 
 @pytest.mark.slow
-def test_legends_stay_within_the_picture_and_lines_can_be_told_apart(drawn_of):
+def test_legends_stay_within_the_picture_and_lines_can_be_distinguished(drawn_of):
     """By what is drawn: no entry over another, none beyond the edge, no two lines that look alike."""
     svg = ET.fromstring(drawn_of(LONG))  # noqa: S314 - our own
     _, _, width, height = (float(number) for number in svg.attrib["viewBox"].split())
@@ -285,7 +285,7 @@ def test_an_option_that_cannot_be_is_named(http, module, query, param):
 
 
 @pytest.mark.slow
-def test_the_least_width_is_said_where_a_picture_is_too_small(http, module):
+def test_the_least_width_is_named_where_a_picture_is_too_small(http, module):
     for query, least in (("width=160", 240), ("width=480&dpi=300", 750), ("width=239", 240)):
         document = problem(http.post(f"{module}?{query}", json={"query": QUERY}, headers={"Accept": PNG}))
         assert f"at least {least}" in document["detail"]
@@ -322,16 +322,16 @@ def test_a_file_of_tensors_is_answered_with_one_by_default(http, module):
 
 def test_the_options_are_documented(http):
     paths = http.get("/openapi.json").json()["paths"]
-    asked = {each["name"]: each for each in paths["/v1/modules/{name}/weights"]["post"]["parameters"]}
-    assert set(PictureOptions.model_fields) <= asked.keys()
-    assert asked["view"]["schema"]["enum"] == ["heads", "head", "lines", "statistics"]
-    assert asked["width"]["schema"]["maximum"] == 4096
+    parameters = {each["name"]: each for each in paths["/v1/modules/{name}/weights"]["post"]["parameters"]}
+    assert set(PictureOptions.model_fields) <= parameters.keys()
+    assert parameters["view"]["schema"]["enum"] == ["heads", "head", "lines", "statistics"]
+    assert parameters["width"]["schema"]["maximum"] == 4096
     assert PDF in paths["/v1/modules/{name}/weights"]["post"]["responses"]["200"]["content"]
 
 
-@pytest.mark.sampled(path=3, fields=3, told=3)
+@pytest.mark.sampled(path=3, fields=3, text=3)
 @pytest.mark.parametrize(
-    ("path", "fields", "told"),
+    ("path", "fields", "text"),
     [
         ("attribution?view=head&head=1", {"query": QUERY, "labels": WORDS}, {"[CLS]", "gradient attention"}),
         ("attribution", {"query": QUERY, "methods": ["head_importance"]}, {"head importance"}),
@@ -346,9 +346,9 @@ def test_the_options_are_documented(http):
         ("effects", {"query": QUERY, "sweep": {"tap": "context", "set": 0}}, {"H1", "relative"}),
     ],
 )
-def test_further_replies_about_a_module_are_drawn(http, module, path, fields, told):
+def test_further_replies_about_a_module_are_drawn(http, module, path, fields, text):
     drawing = drawn(http, SVG, f"{module.removesuffix('weights')}{path}", **fields)
-    assert told <= set(words(drawing))
+    assert text <= set(words(drawing))
 
 
 def test_the_palette_suits_the_attribution(http, module):

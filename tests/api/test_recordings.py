@@ -82,7 +82,7 @@ def test_the_whole_file_comes_back_by_accept(http, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "part"),
+    ("query", "part"),
     [
         ({"layer": "0"}, lambda a: a["layers.0.weights"]),
         ({"layer": "layers.0", "heads": "1"}, lambda a: a["layers.0.weights"][1:2]),
@@ -92,18 +92,18 @@ def test_the_whole_file_comes_back_by_accept(http, tmp_path):
         ({"tensor": "layers.embeddings"}, lambda a: a["layers.embeddings"]),
     ],
 )
-def test_parts_of_tensors_are_read_in_both_forms(http, asked, part):
+def test_parts_of_tensors_are_read_in_both_forms(http, query, part):
     arrays, content = file_of(seed=3)
     path = f"/v1/recordings/{stored(http, content)['id']}"
-    as_json = http.get(path, params=asked).json()
+    as_json = http.get(path, params=query).json()
     assert as_json["tokens"] == {"layers": ["a", "b", "c", "d"]}
     np.testing.assert_allclose(as_json["value"], part(arrays), rtol=1e-6)
-    as_file = safetensors.numpy.load(http.get(path, params=asked, headers={"accept": SAFETENSORS}).content)
+    as_file = safetensors.numpy.load(http.get(path, params=query, headers={"accept": SAFETENSORS}).content)
     np.testing.assert_array_equal(as_file["value"], part(arrays))
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("query", "param"),
     [
         ({"layer": "1"}, "tensor"),
         ({"layer": "0", "tensor": "q"}, "tensor"),
@@ -116,9 +116,9 @@ def test_parts_of_tensors_are_read_in_both_forms(http, asked, part):
         ({"layer": "0", "nonsense": "0"}, "nonsense"),
     ],
 )
-def test_a_part_that_is_not_there_is_refused_by_its_field(http, asked, param):
+def test_a_part_that_is_not_there_is_refused_by_its_field(http, query, param):
     path = f"/v1/recordings/{stored(http, file_of(seed=3)[1])['id']}"
-    refusal = problem(http.get(path, params=asked))
+    refusal = problem(http.get(path, params=query))
     assert (refusal["status"], refusal["param"]) == (422, param)
 
 
@@ -172,7 +172,7 @@ def test_a_recording_may_also_come_as_json(http):
     ]
 
 
-def test_limits_are_told_and_leave_nothing_behind(tmp_path):
+def test_limits_are_reported_and_leave_nothing_behind(tmp_path):
     _, content = file_of()
     with (
         live_server(tmp_path, recordings_limit=len(content) + 500, max_body_bytes=2**16) as url,
@@ -255,7 +255,7 @@ def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http)
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("query", "param"),
     [
         ({"layers": ["layers.7"]}, "layers"),
         ({"statistics": ["classes"]}, "classes"),
@@ -263,9 +263,9 @@ def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http)
         ({"window": -1}, "window"),
     ],
 )
-def test_statistics_of_missing_layers_or_classes_are_refused(http, asked, param):
+def test_statistics_of_missing_layers_or_classes_are_refused(http, query, param):
     made = stored(http, file_of(seed=22)[1])
-    refused = problem(http.post(f"/v1/recordings/{made['id']}/statistics", json=asked))
+    refused = problem(http.post(f"/v1/recordings/{made['id']}/statistics", json=query))
     assert (refused["status"], refused["param"]) == (422, param)
 
 

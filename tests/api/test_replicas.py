@@ -96,7 +96,7 @@ def test_a_session_of_a_sibling_is_elsewhere_or_gone(siblings):
     assert first.post(f"/v1/sessions/{session}/step", json={"query": TOKEN}).status_code == 200
 
 
-def test_a_session_of_the_client_goes_on_in_the_process_that_is_asked(siblings):
+def test_a_session_of_the_client_goes_on_in_the_process_that_is_addressed(siblings):
     first, second = siblings
     first.post("/v1/modules", json={"name": "moved", "config": CONFIG, "seed": 1})
     sent = []

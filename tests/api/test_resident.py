@@ -63,10 +63,12 @@ def left_to_the_collector():
     gc.set_debug(0)
     held = [(owner, each) for owner in gc.garbage for each in (owner, *gc.get_referents(owner))]
     gc.garbage.clear()
-    told = [f"{type(each).__name__} of {size} bytes in {owner!r:.200}" for owner, each in held if (size := _size(each))]
+    lines = [
+        f"{type(each).__name__} of {size} bytes in {owner!r:.200}" for owner, each in held if (size := _size(each))
+    ]
     del held
     gc.collect()
-    return told
+    return lines
 
 
 def _size(thing):

@@ -63,7 +63,7 @@ def test_a_stop_lets_what_is_in_flight_finish(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_outlasts_the_grace_is_told_that_the_server_stopped(tmp_path):
+def test_what_outlasts_the_grace_is_answered_that_the_server_stopped(tmp_path):
     with process(tmp_path, "--drain-seconds", "0") as (server, url), httpx.Client(base_url=url, timeout=60) as http:
         n = 1200
         body = {"query": {"dtype": "float64", "shape": [8, n, 64], "data": [0.01] * (8 * n * 64)}, "check": True}
@@ -124,7 +124,7 @@ def test_idle_connections_are_closed_by_those_who_call(tmp_path):
         ("--preload", "tinny", "did you mean tiny?"),
     ],
 )
-def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, flag, value, detail):
+def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, flag, value, detail):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").write_text("")
     assert command.serve([flag, value]) == 2

@@ -92,7 +92,7 @@ def test_a_fork_has_a_place_of_its_own(lane, session):
     assert parents[fork["session"]] == fork["parent"]
 
 
-def test_what_is_cached_can_be_read_changed_and_asked_about(lane, session):
+def test_what_is_cached_can_be_read_changed_and_inspected(lane, session):
     post(lane, f"{session}/step", query=X[:, :5].tolist())
     assert post(lane, f"{session}/truncate", length=4)["length"] == 4
     found = post(lane, f"{session}/weights", query=X[:, :1].tolist(), top_k=2)

@@ -84,8 +84,8 @@ def test_steps_in_both_forms_give_the_numbers_of_one_forward_pass(lane, server):
     with stream(server) as connection:
         outputs = [ask(connection, session=session, query=X[:, :4].tolist())["output"]]
         for at in range(4, 9):
-            asked = {"request": json.dumps({"session": session, "at": at})}
-            connection.send(safetensors.numpy.save({"query": X[:, at : at + 1].copy()}, asked))
+            metadata = {"request": json.dumps({"session": session, "at": at})}
+            connection.send(safetensors.numpy.save({"query": X[:, at : at + 1].copy()}, metadata))
             outputs.append(safetensors.numpy.load(connection.recv(WAIT_S))["output"])
     np.testing.assert_allclose(np.concatenate(outputs, 1), whole, atol=1e-5)
 
@@ -178,13 +178,13 @@ def test_the_server_stops_reading_after_so_many_unanswered_messages(server, gate
         assert {json.loads(connection.recv(WAIT_S))["session"] for _ in range(more)} == set(gate.began)
 
 
-def test_replies_count_until_the_caller_takes_them_and_are_refused_without_room(tmp_path, monkeypatch):
+def test_replies_count_until_the_caller_takes_them_and_are_refused_without_memory(tmp_path, monkeypatch):
     """Replies may have half of the memory budget together."""
-    output, messages, asked = np.zeros((1, 2**18, 8), np.float32), 12, []  # 8 MiB
+    output, messages, tasks = np.zeros((1, 2**18, 8), np.float32), 12, []  # 8 MiB
 
     async def step(self, id, request, deadline=None):  # noqa: A002
-        asked.append(id)
-        while len(asked) < messages:  # no message is read behind a reply that is not
+        tasks.append(id)
+        while len(tasks) < messages:  # no message is read behind a reply that is not
             await asyncio.sleep(0.001)
         return StepReply(session=id, length=1, output=output, ran=RAN)
 
@@ -198,7 +198,7 @@ def test_replies_count_until_the_caller_takes_them_and_are_refused_without_room(
             for at in range(messages):
                 options = {"request": json.dumps({"session": f"s{at}"})}
                 connection.send(safetensors.numpy.save({"query": output[:, :1]}, options))
-            eventually(lambda: len(asked) == messages)
+            eventually(lambda: len(tasks) == messages)
             assert output.nbytes <= eventually(reply_bytes) <= 2**25
             replies = [connection.recv(WAIT_S) for _ in range(messages)]
             refused = [each for each in replies if b"no_room" in each[:999]]

@@ -79,8 +79,8 @@ def test_a_step_that_fails_or_lacks_its_tool_costs_the_others_nothing(monkeypatc
 
 
 def test_every_claim_is_measured():
-    told = list(gpu_claims.lines(Device.open("cpu"), gpu_claims.SMALL))
-    assert not [line for line in told if line.startswith("FAIL")], "\n".join(told)
+    lines = list(gpu_claims.lines(Device.open("cpu"), gpu_claims.SMALL))
+    assert not [line for line in lines if line.startswith("FAIL")], "\n".join(lines)
     for words in (
         "products in torch.bfloat16",
         "over the best bare kernel",
@@ -88,11 +88,11 @@ def test_every_claim_is_measured():
         "captures",
         "first pass of 131",
     ):
-        assert any(words in line for line in told), words
-    assert any("a step of 2 sessions × 16" in line for line in told)
+        assert any(words in line for line in lines), words
+    assert any("a step of 2 sessions × 16" in line for line in lines)
 
 
-def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch):
+def test_a_part_that_fails_is_reported_and_the_others_go_on(monkeypatch):
     def broken(device, work):
         raise RuntimeError("no such kernel")
         yield
@@ -111,12 +111,12 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch):
 
 @pytest.mark.slow
 def test_every_question_to_a_whole_model_is_measured():
-    told = list(gpu_models.lines("cpu", gpu_models.SMALL))
-    assert not [line for line in told if line.startswith("FAIL")], "\n".join(told)
+    lines = list(gpu_models.lines("cpu", gpu_models.SMALL))
+    assert not [line for line in lines if line.startswith("FAIL")], "\n".join(lines)
     for words in (
         "gradients of embeddings, 16 tokens",
         "4 tokens of 2 texts",
         "2 callers: ",
         "in flight afterwards: 0",
     ):
-        assert any(words in line for line in told), words
+        assert any(words in line for line in lines), words

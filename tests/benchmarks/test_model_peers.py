@@ -38,7 +38,7 @@ def test_answers_of_a_batch_are_those_of_each_text(folder):
         np.testing.assert_allclose(found["entropy"], torch.special.entr(weights).sum(-1).mean(-1), atol=1e-5)
 
 
-def test_each_server_is_asked_for_what_it_returns(folder):
+def test_each_server_is_measured_with_what_it_returns(folder):
     for peer in peers(folder):
         path, body = peer.generate([300, 301], 8)
         assert path.startswith("/")

@@ -79,11 +79,11 @@ def test_what_keeps_others_waiting(server):
 
 
 @pytest.mark.slow
-def test_what_is_asked_is_what_its_name_says():
-    asked = list(demanding.demanding())
-    assert len({one.name for one in asked}) == len(asked)
-    assert max(len(one.body) for one in asked) > 2**23
-    assert all(len(one.body) < 2**18 for one in asked if "draws" in one.name)
+def test_each_request_is_what_its_name_says():
+    requests = list(demanding.demanding())
+    assert len({one.name for one in requests}) == len(requests)
+    assert max(len(one.body) for one in requests) > 2**23
+    assert all(len(one.body) < 2**18 for one in requests if "draws" in one.name)
 
 
 @pytest.mark.slow
@@ -106,8 +106,20 @@ def test_the_exponent_is_the_slope_of_the_larger_half():
 @pytest.mark.slow
 def test_serving_writes_its_page(tmp_path, monkeypatch, capsys, sockets):
     output = tmp_path / "page.md"
-    told = ["--quick", "--workload", "W1", "--concurrency", "1", "--rounds", "1", "--seconds", "0.2", "--form", "json"]
-    monkeypatch.setattr(sys, "argv", ["benchmarks", *told, "--output", str(output)])
+    options = [
+        "--quick",
+        "--workload",
+        "W1",
+        "--concurrency",
+        "1",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.2",
+        "--form",
+        "json",
+    ]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *options, "--output", str(output)])
     serving.main()
     page = output.read_text()
     assert page.strip() in capsys.readouterr().out

@@ -499,7 +499,7 @@ class Played:
     def __init__(self, *first: httpx.Response | Exception) -> None:
         self.first = list(first)
         self.requests: list[httpx.Request] = []
-        self.asked: Any = None
+        self.payload: Any = None
         self.transport = httpx.MockTransport(self.answer)
 
     def answer(self, request: httpx.Request) -> httpx.Response:
@@ -511,14 +511,14 @@ class Played:
             return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)  # one to use up
         operation = operation_of(request)
         if operation.request is not None and operation.method != "GET":
-            self.asked = from_body(operation.request, request.content, request.headers["content-type"], "request")
-        reply = reply_to(operation, self.asked)
+            self.payload = from_body(operation.request, request.content, request.headers["content-type"], "request")
+        reply = reply_to(operation, self.payload)
         if reply is None:
             return httpx.Response(operation.status)
         media_type = request.headers["accept"]
         if media_type in PICTURES:
             return httpx.Response(200, content=f"drawn as {media_type}", headers={"content-type": media_type})
-        body = b"".join(to_body(reply, media_type, "reply", getattr(self.asked, "encoding", "list")))
+        body = b"".join(to_body(reply, media_type, "reply", getattr(self.payload, "encoding", "list")))
         return httpx.Response(operation.status, content=body, headers={"content-type": media_type})
 
 

@@ -116,9 +116,9 @@ def read_request(connection: socket.socket) -> bytes:
     head, _, begun = received.partition(b"\r\n\r\n")
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     missing = int(lengths[0].partition(b":")[2]) - len(begun) if lengths else 0
-    room = memoryview(bytearray(2**16))
+    buffer = memoryview(bytearray(2**16))
     while missing > 0:
-        missing -= connection.recv_into(room) or _gone()
+        missing -= connection.recv_into(buffer) or _gone()
     return head
 
 

@@ -116,7 +116,7 @@ def test_models_and_plain_values_make_the_same_call():
         ("hopfield_retrieve", (X, X), {"steps": 0}, "steps"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_without_a_request(call, args, kwargs, param):
+def test_what_cannot_be_sent_is_refused_without_a_request(call, args, kwargs, param):
     with pytest.raises(InvalidRequest) as caught:
         call_of(call, *args, **kwargs)
     assert caught.value.param == param

@@ -73,7 +73,7 @@ def good_answer():
     )  # fmt: skip
 
 
-def test_only_what_is_safe_is_asked_again_where_a_kept_connection_breaks(kind):
+def test_only_what_is_safe_is_sent_again_where_a_kept_connection_breaks(kind):
     seen = []
 
     def once_each(connection, over):

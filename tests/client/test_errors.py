@@ -61,7 +61,7 @@ def test_the_request_id_of_the_header_is_kept(kind):
     assert caught.value.request_id == "r-2"
 
 
-@pytest.mark.parametrize(("version", "told"), [("9.7.1", True), (OWN_VERSION, False)])
+@pytest.mark.parametrize(("version", "message"), [("9.7.1", True), (OWN_VERSION, False)])
 @pytest.mark.parametrize(
     "answer",
     [
@@ -73,7 +73,7 @@ def test_the_request_id_of_the_header_is_kept(kind):
         ),
     ],
 )
-def test_a_client_that_does_not_fit_the_server_says_so(kind, answer, version, told):
+def test_a_client_that_does_not_fit_the_server_says_so(kind, answer, version, message):
     with pytest.raises(AttentionError) as caught:
         ask(kind, Played(answer({VERSION_HEADER: version})), "server_info")
-    assert ("pip install 'attention-service==9.7.1'" in caught.value.detail) is told
+    assert ("pip install 'attention-service==9.7.1'" in caught.value.detail) is message

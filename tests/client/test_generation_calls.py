@@ -52,8 +52,8 @@ def streamed(text):
 
 
 def failed(status, **error):
-    told = {"message": "no", "type": "server_error", "param": None, "code": "error"} | error
-    return httpx.Response(status, json={"error": told}, headers={"retry-after": "0"})
+    problem = {"message": "no", "type": "server_error", "param": None, "code": "error"} | error
+    return httpx.Response(status, json={"error": problem}, headers={"retry-after": "0"})
 
 
 def test_a_text_and_a_conversation_have_each_their_operation():

@@ -62,7 +62,7 @@ def test_a_sequence_of_padding_alone_gives_the_bias(client, heads, without_gradi
     client.modules.delete(name)
 
 
-def test_a_mask_beside_a_causal_one_counts_whatever_is_asked(client):
+def test_a_mask_beside_a_causal_one_counts_in_every_operation(client):
     layer, name = multihead(client, 2)
     x = torch.randn(1, 4, 12)
     below = torch.ones(4, 4, dtype=torch.bool).tril(-1)  # hides the past: the opposite of a causal mask

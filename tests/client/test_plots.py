@@ -21,8 +21,8 @@ def test_a_plot_asks_for_the_picture_of_a_reply(kind):
     (request,) = played.requests
     assert request.url.path == "/v1/modules/demo/weights"
     assert dict(request.url.params) == {"view": "head", "head": "1", "theme": "dark"}
-    assert isinstance(played.asked, WeightsRequest)
-    assert played.asked.labels == ["a", "b", "c"]
+    assert isinstance(played.payload, WeightsRequest)
+    assert played.payload.labels == ["a", "b", "c"]
 
 
 def test_a_reply_knows_the_names_in_its_request(kind):

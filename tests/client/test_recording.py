@@ -166,7 +166,7 @@ def large_file(path: Path, heads=32, tokens=2048) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is resident of a mapped file")
-def test_nothing_but_the_asked_slice_is_read(tmp_path):
+def test_nothing_but_the_requested_slice_is_read(tmp_path):
     path = large_file(tmp_path / "long.safetensors")
     recording = Recording.load(path)
     after_header = resident_bytes(path)

@@ -203,7 +203,7 @@ def test_the_command_records_two_stacks_and_without_a_server(run, tmp_path):
         (("show", "good.safetensors", "--picture", "cat.gif"), 2, ".svg or .png"),
     ],
 )
-def test_what_cannot_be_done_is_said(run, tokenizer, tmp_path, arguments, code, detail):
+def test_what_cannot_be_done_is_refused(run, tokenizer, tmp_path, arguments, code, detail):
     (tmp_path / "noise.safetensors").write_bytes(b"\xff" * 64)
     record(tiny_models.model("bert"), tokenizer, TEXT).save("good.safetensors")
     assert detail in " ".join(run(*arguments, code=code).replace("│", " ").split())

@@ -233,9 +233,9 @@ def test_retry_after_is_waited_for(kind, seconds, monkeypatch):
     assert float(seconds) <= time.monotonic() - started < float(seconds) + 10
 
 
-@pytest.mark.parametrize("asked", ["soon", [1], {}, None, -5])
-def test_a_time_to_wait_that_is_none_is_passed_over(kind, asked):
-    fault = errors.Overloaded("for the test", retry_after=asked)
+@pytest.mark.parametrize("value", ["soon", [1], {}, None, -5])
+def test_a_time_to_wait_that_is_none_is_passed_over(kind, value):
+    fault = errors.Overloaded("for the test", retry_after=value)
     played = Played(httpx.Response(429, json=fault.to_problem(), headers={"content-type": errors.PROBLEM_MEDIA_TYPE}))
     assert ask(kind, played, "server_info").name == "attention-service"
     assert len(played.requests) == 2

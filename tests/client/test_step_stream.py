@@ -94,7 +94,7 @@ async def test_faults_are_those_of_a_request(client, server):
             stream.step("nobody", np.zeros((1, 2**19 + 1, 8), np.float32))
 
 
-async def test_a_server_that_is_not_there_or_takes_no_work_is_told(server, monkeypatch):
+async def test_a_server_that_is_not_there_or_takes_no_work_is_reported(server, monkeypatch):
     nowhere = Client("http://127.0.0.1:9").sessions.stream()
     with pytest.raises(ConnectionFailed) as caught:
         nowhere.step("s", X)

@@ -249,14 +249,14 @@ def test_its_sequences_are_the_largest_eager_weights_in_equal_groups(data, eager
         np.testing.assert_allclose(sorted(groups[5]), np.sort(largest[:, at])[-3:], atol=1e-4)
         assert sum(content["histogram"]["bin_values"]) == len(TEXTS)
         assert content["statistics"]["mean_max_activation"] == pytest.approx(largest[:, at].mean(), abs=1e-6)
-        told = sum(sum(each["attention_values"]) for each in content["sequences"])
+        total = sum(sum(each["attention_values"]) for each in content["sequences"])
         distances = content["qk_distance_histogram"]
-        assert sum(distances["bin_values"]) == pytest.approx(told, abs=1e-2)
+        assert sum(distances["bin_values"]) == pytest.approx(total, abs=1e-2)
         assert len(distances["bin_edges"]) == len(distances["bin_values"]) + 1
         mass = Counter()
         for each in content["sequences"]:
             for place, weight in zip(each["attention_indices"], each["attention_values"], strict=True):
-                mass[each["tokens"][place % each["seq_len"]]] += weight / told
+                mass[each["tokens"][place % each["seq_len"]]] += weight / total
         shares = {each["token"]: each["weight"] for each in content["top_key_tokens"]}
         assert [*shares.values()] == pytest.approx([weight for _, weight in mass.most_common(50)], abs=1e-4)
         assert all(mass[token] == pytest.approx(share, abs=1e-4) for token, share in shares.items())
@@ -299,7 +299,7 @@ def test_an_export_asks_for_each_text_once(models, survey, tmp_path):
         texts.append(call.request.text)
         return models.send(call)
 
-    run_flow(exported(survey, tmp_path, (5, 3, 8), 0.005, lambda *told: done.append(told), {}), send)
+    run_flow(exported(survey, tmp_path, (5, 3, 8), 0.005, lambda *progress: done.append(progress), {}), send)
     assert texts == TEXTS
     assert done == [(number, len(TEXTS)) for number in range(1, len(TEXTS) + 1)]
 

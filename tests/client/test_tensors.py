@@ -27,7 +27,7 @@ def test_the_client_does_not_import_what_it_does_not_need():
 def test_every_dtype_comes_back_as_it_went(kind, played, dtype, media_type):
     x = np.array([[0.1, -np.inf], [np.nan, 65504.0]]).astype(DTYPES[dtype])
     reply = ask(kind, played, "forward", "demo", x, media_type=media_type)
-    assert played.asked.query.dtype == reply.output.dtype == DTYPES[dtype]
+    assert played.payload.query.dtype == reply.output.dtype == DTYPES[dtype]
     np.testing.assert_array_equal(reply.output.view(np.uint8), x.view(np.uint8))
 
 
@@ -99,8 +99,8 @@ def test_torch_masks_and_lengths_keep_their_meaning():
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])
 def test_a_nested_list_states_no_dtype_on_the_wire(played, media_type):
     ask("sync", played, "forward", "demo", [[0.1, 2], [3, float("-inf")]], media_type=media_type)
-    assert isinstance(played.asked.query, Untyped)
-    np.testing.assert_array_equal(played.asked.query, [[0.1, 2], [3, -np.inf]])
+    assert isinstance(played.payload.query, Untyped)
+    np.testing.assert_array_equal(played.payload.query, [[0.1, 2], [3, -np.inf]])
 
 
 def test_a_nested_list_too_long_for_a_header_goes_as_json(played, monkeypatch):

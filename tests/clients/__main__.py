@@ -58,8 +58,8 @@ def python_client(tools: Path, document: Path, work: Path, url: str) -> None:
     """openapi-python-client, without a warning"""
     (work / "python.yaml").write_text(SAFETENSORS_AS_BYTES)
     generate = ("generate", "--path", document, "--output-path", work / "generated", "--meta", "none")
-    told = _run(tools / "openapi-python-client", *generate, "--config", work / "python.yaml", path=tools)
-    assert "WARNING" not in told, told
+    output = _run(tools / "openapi-python-client", *generate, "--config", work / "python.yaml", path=tools)
+    assert "WARNING" not in output, output
     shutil.copy(HERE / "sample.py", work)
     _answers(_run(tools / "python", work / "sample.py", url))
 
@@ -93,8 +93,8 @@ def _generated(tools: Path, document: Path, language: str, folder: Path, *option
     _run(tools / "openapi-generator-cli", "generate", "-i", document, "-g", language, "-o", folder, *options)
 
 
-def _answers(told: str) -> None:
-    assert told.split() == [EXPECTED], told
+def _answers(output: str) -> None:
+    assert output.split() == [EXPECTED], output
 
 
 def _compiled_and_run(modules: Path, folder: Path, url: str) -> str:

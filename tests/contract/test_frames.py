@@ -31,8 +31,8 @@ def step(session="7-1", **fields):
 
 @pytest.mark.parametrize("text", [False, True])
 def test_a_request_is_one_step_or_many(text):
-    asked = step(at=3, step="a", edits=[{"tap": "v", "value": X}])
-    one = request_from_frame(to_frame(asked, text=text, entry="request", encoding="base64"))
+    single = step(at=3, step="a", edits=[{"tap": "v", "value": X}])
+    one = request_from_frame(to_frame(single, text=text, entry="request", encoding="base64"))
     assert (type(one), one.session, one.at, one.step) == (SessionStep, "7-1", 3, "a")
     many = StepsRequest(steps=[step(), step("7-2")])
     read = request_from_frame(to_frame(many, text=text, entry="request", encoding="base64"))

@@ -128,7 +128,7 @@ def test_a_large_text_is_looked_through_to_its_end(more):
     }
 
 
-def test_among_very_many_names_an_unknown_one_is_told():
+def test_among_very_many_names_an_unknown_one_is_reported():
     names = ", ".join(f'"f{index}": 0' for index in range(100))
     with pytest.raises(InvalidRequest) as refusal:
         read_json(f'{{"query": [[1.0]], {names}}}'.encode(), ForwardRequest)

@@ -72,7 +72,7 @@ def test_a_normalizer_without_a_name_is_a_softmax(options):
     assert [each["title"] for each in union if "name" not in each.get("required", ())] == ["Softmax"]
 
 
-def test_a_causal_mask_is_top_left_and_a_window_unlimited_unless_told_otherwise():
+def test_a_causal_mask_is_top_left_and_a_window_unlimited_by_default():
     spec = AttentionSpec.model_validate({"masks": [{"name": "causal"}, {"name": "sliding_window"}]})
     assert spec.masks[0].align == "top_left"
     assert (spec.masks[1].left, spec.masks[1].right) == (None, None)

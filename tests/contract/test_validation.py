@@ -104,8 +104,8 @@ CASES = [
         "finite",
     ),
     *(
-        (RawForwardRequest, raw(spec={"position": {"name": name, **options}}), f"spec.position{field}", told)
-        for name, options, field, told in [
+        (RawForwardRequest, raw(spec={"position": {"name": name, **options}}), f"spec.position{field}", fault)
+        for name, options, field, fault in [
             ("rop", {}, "", "'rope'"),
             ("sinusoidal", {"theta": -1}, ".theta", "greater than 1"),
             ("learned", {}, ".length", "required"),
@@ -207,7 +207,7 @@ UNIONS = [
 
 
 @pytest.mark.parametrize(("model", "data", "param", "says"), UNIONS, ids=[str(case[1]) for case in UNIONS])
-def test_of_fields_with_several_forms_the_fault_of_the_form_that_came_is_told(model, data, param, says):
+def test_of_fields_with_several_forms_the_fault_of_the_form_that_came_is_reported(model, data, param, says):
     error = refuses(model, data)
     assert error.param == param
     assert says in error.detail
@@ -277,7 +277,7 @@ def test_what_is_no_object_is_refused_without_a_field():
         (raw(select={"heads": ["x"], "queries": ["x"]}), "select.heads.0", 1),
     ],
 )
-def test_of_a_list_the_first_wrong_item_is_told(data, param, others):
+def test_of_a_list_the_first_wrong_item_is_reported(data, param, others):
     error = refuses(RawForwardRequest, data)
     assert error.param == param
     assert len(error.facts.get("also", [])) == others
@@ -309,7 +309,7 @@ EDIT = {"tap": "context", "set": 0}
         ({"text": ["a"] * 100, "top_k": 200}, "top_k"),
     ],
 )
-def test_a_request_to_a_model_asks_for_no_more_than_it_can_be_told(data, param):
+def test_a_request_to_a_model_asks_for_no_more_than_can_be_reported(data, param):
     assert refuses(ModelForwardRequest, {"text": "a"} | data).param == param
     attention = {name: data[name] for name in ("layers", "edits") if name in data}
     if attention:
@@ -319,7 +319,7 @@ def test_a_request_to_a_model_asks_for_no_more_than_it_can_be_told(data, param):
         )
 
 
-def test_what_a_model_can_tell_may_be_asked():
+def test_what_a_model_can_report_may_be_requested():
     edits = {str(layer): [EDIT] * 256 for layer in range(4)}
     for more in ({"edits": edits}, {"positions": [-1] * 2730}, {"positions": [-1] * 16_384, "top_k": 0}):
         assert validate(ModelForwardRequest, {"text": "a"} | more)
@@ -343,7 +343,7 @@ def test_faults_too_many_to_name_are_counted():
         ({}, "query", "this field is required"),
     ],
 )
-def test_a_misspelt_name_is_told_with_the_right_one(data, param, message):
+def test_a_misspelt_name_is_reported_with_the_right_one(data, param, message):
     with pytest.raises(InvalidRequest) as refusal:
         validate(ForwardRequest, data, by_name="return_" in data)
     assert refusal.value.param == param

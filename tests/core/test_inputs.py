@@ -49,8 +49,8 @@ class Case:
         self.spec, self.kind = spec, kind
         module = kind == "module"
         widths = Widths(HEADS, KV_HEADS, HEAD, HEAD, WIDTH if module else None)
-        told = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
-        self.parameters = {name: normal(*each.shape, seed=9) for name, each in told.items()}
+        learned = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
+        self.parameters = {name: normal(*each.shape, seed=9) for name, each in learned.items()}
         if module:
             kv = KV_HEADS * HEAD
             shapes = {"q": (HEADS * HEAD, WIDTH), "k": (kv, WIDTH), "v": (kv, WIDTH)}

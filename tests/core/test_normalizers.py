@@ -117,7 +117,7 @@ def test_temperature_divides_the_scores_of_a_softmax():
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "runs_in"),
+    ("requested", "given", "runs_in"),
     [
         ("float32", torch.float16, torch.float32),
         ("float32", torch.bfloat16, torch.float32),
@@ -128,9 +128,9 @@ def test_temperature_divides_the_scores_of_a_softmax():
         ("bfloat16", torch.float16, torch.bfloat16),
     ],
 )
-def test_the_dtype_asked_for_is_a_floor_unless_it_is_a_half_type(asked, given, runs_in, make_problem):
+def test_the_requested_dtype_is_a_floor_unless_it_is_a_half_type(requested, given, runs_in, make_problem):
     for options, taps in ((spec.Softmax, ("weights", "lse", "context")), (spec.Sigmoid, ("weights", "context"))):
-        problem = make_problem(dtype=given, keys=50, spec=spec.AttentionSpec(normalizer=options(dtype=asked)))
+        problem = make_problem(dtype=given, keys=50, spec=spec.AttentionSpec(normalizer=options(dtype=requested)))
         exact = replace(problem, spec=spec.AttentionSpec(normalizer=options(dtype="float64")))
         found = attend(problem, taps, kernel="materialized").taps
         assert {name: x.dtype for name, x in found.items()} == {

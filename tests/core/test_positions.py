@@ -83,19 +83,19 @@ def test_frequencies_are_those_of_transformers(name, reach, dim, width, theta, d
         options |= {"short_factor": SHORT[: dim // 2], "long_factor": LONG[: dim // 2]}
     scaling = None if name == "none" else options
     kind = {"ntk": "dynamic"}.get(options["name"], options["name"])
-    told = options | {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": dim / width}
+    entries = options | {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": dim / width}
     if kind in {"default", "linear", "dynamic"}:
-        told.pop("original_max_position_embeddings", None)
+        entries.pop("original_max_position_embeddings", None)
     config = LlamaConfig(
         hidden_size=4 * width, num_attention_heads=4, head_dim=width, max_position_embeddings=length,
-        rope_parameters=told,
+        rope_parameters=entries,
     )  # fmt: skip
-    if told["rope_type"] == "default":
+    if entries["rope_type"] == "default":
         config.rope_parameters.pop("partial_rotary_factor")
         config.head_dim = dim
         expected, factor = modeling_llama.LlamaRotaryEmbedding.compute_default_rope_parameters(config)
     else:
-        init = modeling_rope_utils.ROPE_INIT_FUNCTIONS[told["rope_type"]]
+        init = modeling_rope_utils.ROPE_INIT_FUNCTIONS[entries["rope_type"]]
         expected, factor = init(config, torch.device("cpu"), seq_len=reach)
     assert expected.dtype == DOUBLE
     found, scale = frequencies(Rope(theta=theta, scaling=scaling), dim, torch.tensor([[reach]]))
@@ -254,10 +254,10 @@ def test_places_count_the_past_and_offsets_move_the_queries_alone():
     assert moved.queries[:2].tolist() == [[0, 1], [-7, -6]]
     assert moved.keys.tolist() == [[0, 1, 2, 3, 4]]
     assert moved.reach[:2].tolist() == [[5], [5]]
-    told = places_of(2, 2, past=1, positions=torch.tensor([[4, 9], [0, 0]]))
-    assert told.queries.tolist() == [[4, 9], [0, 0]]
-    assert told.keys.tolist() == [[0, 4, 9], [0, 0, 0]]
-    assert told.reach.tolist() == [[10], [1]]
+    given = places_of(2, 2, past=1, positions=torch.tensor([[4, 9], [0, 0]]))
+    assert given.queries.tolist() == [[4, 9], [0, 0]]
+    assert given.keys.tolist() == [[0, 4, 9], [0, 0, 0]]
+    assert given.reach.tolist() == [[10], [1]]
 
 
 @pytest.mark.parametrize("style", ["half", "interleaved"])

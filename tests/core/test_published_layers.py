@@ -193,9 +193,9 @@ def test_outputs_and_gradients_are_the_layer_s(published):
         found = torch.autograd.grad(output, [x, *own], upstream)
         torch.testing.assert_close(output, theirs, rtol=1e-10, atol=1e-10)
         for name, mine, wanted in zip(names, found, expected, strict=True):
-            told = f"{kernel}: {name}"
+            case = f"{kernel}: {name}"
             torch.testing.assert_close(
-                mine, wanted, rtol=1e-10, atol=1e-10, msg=lambda why, told=told: f"{told}: {why}"
+                mine, wanted, rtol=1e-10, atol=1e-10, msg=lambda why, case=case: f"{case}: {why}"
             )
             assert wanted.count_nonzero() > 0
 

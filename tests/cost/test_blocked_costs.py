@@ -30,7 +30,7 @@ ONE = {"batch": 1, "heads": 1, "kv_heads": 1}
 LONG = ONE | {"queries": 8192, "new_keys": 8192}
 WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=512)])
 LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=256, right=256), GlobalTokens(positions=[0, 1])])])
-NO_ROOM, ROOM = 0, 2**62
+NO_BYTES, FREE_BYTES = 0, 2**62
 
 
 @pytest.mark.sampled
@@ -78,21 +78,21 @@ def test_the_largest_block_is_rehearsed(every_mask):
     assert max(few) == max(len(queries) * sum(map(len, keys)) for queries, keys in every)
 
 
-@pytest.mark.parametrize("told", [forward_seen, gradients_seen])
+@pytest.mark.parametrize("cost_of", [forward_seen, gradients_seen])
 @pytest.mark.parametrize(("length", "past"), [(2**17 - 1, 0), (2**17, 70_000), (10**6, 0)])
-def test_what_is_too_long_to_go_through_needs_as_much_for_a_token(told, length, past):
+def test_what_is_too_long_to_go_through_needs_as_much_for_a_token(cost_of, length, past):
     short, long = (raw(WINDOW, **ONE, queries=n, new_keys=n, past=past) for n in (2**14, length))
     tokens = [2 * each.queries + 3 * each.keys for each in (short, long)]
-    needs = [told(each, "blocked").peak_bytes / count for each, count in zip((short, long), tokens, strict=True)]
+    needs = [cost_of(each, "blocked").peak_bytes / count for each, count in zip((short, long), tokens, strict=True)]
     assert needs[1] == pytest.approx(needs[0], rel=0.25)
 
 
-def chosen(bound, room=ROOM, device=DEVICE, **needs):
+def chosen(bound, budget=FREE_BYTES, device=DEVICE, **needs):
     backward = needs.pop("backward", False)
     able = able_kernels(bound, device, None, Needs(**needs))
-    told = gradients_seen if backward else forward_seen
+    cost_of = gradients_seen if backward else forward_seen
     return choose_kernel(
-        bound, able, device.clock, room, lambda kernel: told(bound, kernel).peak_bytes, backward=backward
+        bound, able, device.clock, budget, lambda kernel: cost_of(bound, kernel).peak_bytes, backward=backward
     )
 
 
@@ -106,8 +106,10 @@ def test_the_planner_takes_what_exploits_the_mask_and_what_fits():
     assert chosen(of_length(AttentionSpec(), 10**5)) == "fused"
     assert chosen(of_length(WINDOW, 10**5)) == chosen(of_length(LONGFORMER, 2**14), backward=True) == "blocked"
     assert chosen(of_length(capped, 64)) == "materialized"
-    assert chosen(of_length(capped, 512), room=2**62, taps_gradient=True) == "materialized"
-    assert chosen(of_length(capped, 10**5)) == chosen(of_length(capped, 10**5), room=2**36, backward=True) == "blocked"
+    assert chosen(of_length(capped, 512), budget=2**62, taps_gradient=True) == "materialized"
+    assert (
+        chosen(of_length(capped, 10**5)) == chosen(of_length(capped, 10**5), budget=2**36, backward=True) == "blocked"
+    )
 
 
 def test_a_kernel_that_does_not_fit_is_passed_over():
@@ -118,4 +120,4 @@ def test_a_kernel_that_does_not_fit_is_passed_over():
     slow = replace(DEVICE, clock=Roofline(replace(RATES, overhead_s=1.0)))
     assert chosen(work, materialized, slow) == "materialized"
     assert chosen(work, materialized - 1, slow) == "blocked"
-    assert chosen(work, NO_ROOM, slow) == "blocked", "the one that comes nearest"
+    assert chosen(work, NO_BYTES, slow) == "blocked", "the one that comes nearest"

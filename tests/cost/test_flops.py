@@ -171,11 +171,11 @@ def test_every_entry_counts_the_operations_of_its_passes(of):
         assert executed_backward_flops(work, kernel) == pytest.approx(backward.flops, rel=0.1 if weighed else 0.12)
     assert flops(work, masked=False).matmul == forward.matmul
     assert backward_flops(work, masked=False, fused=False).matmul == backward.matmul
-    for told, counted in (
+    for stated, counted in (
         (flops(work, masked=False), forward),
         (backward_flops(work, masked=False, fused=False), backward),
     ):
-        assert abs(told.total - counted.flops) <= 2 * work.pairs * work.heads
+        assert abs(stated.total - counted.flops) <= 2 * work.pairs * work.heads
 
 
 @pytest.mark.parametrize(

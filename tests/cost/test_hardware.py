@@ -19,13 +19,13 @@ def attention(batch, length, heads, width):
 
 
 @cache
-def rehearsed(sizes, kernel, told):
+def rehearsed(sizes, kernel, cost_of):
     """The counts of a pass, which are those of every device."""
-    return told(attention(*sizes), kernel).total()
+    return cost_of(attention(*sizes), kernel).total()
 
 
-def predicted(clock, sizes, kernel, told=forward_seen):
-    return clock.predict(rehearsed(sizes, kernel, told), 2, "")
+def predicted(clock, sizes, kernel, cost_of=forward_seen):
+    return clock.predict(rehearsed(sizes, kernel, cost_of), 2, "")
 
 
 @pytest.mark.parametrize("milliseconds", [3.538, 4.021, 4.105])
@@ -57,8 +57,8 @@ def test_no_time_is_below_what_the_peaks_allow(hardware):
         clock = Datasheet.of(hardware, dtype)
         peak = Roofline(Rates(tflops * 1e12, hardware.bandwidth_gb_s * 1e9, 0.0))
         for kernel in ("fused", "blocked", "materialized"):
-            for told in (forward_seen, gradients_seen):
-                one, other = (predicted(each, (1, 4096, 8, 64), kernel, told) for each in (clock, peak))
+            for cost_of in (forward_seen, gradients_seen):
+                one, other = (predicted(each, (1, 4096, 8, 64), kernel, cost_of) for each in (clock, peak))
                 assert other.median < one.low < one.median < one.high
     assert clock.basis == "datasheet"
 

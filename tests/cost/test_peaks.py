@@ -242,7 +242,7 @@ LIMIT = 8 * 2**20
 )
 def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kernel, backward):
     """Within 2 %: of the lengths beside the longest by the estimate, the shorter fits and the longer does not."""
-    told, made = (gradients_seen, gradients_of) if backward else (forward_seen, forward_of)
+    cost_of, made = (gradients_seen, gradients_of) if backward else (forward_seen, forward_of)
 
     def of_length(length: int) -> BoundRequest:
         return raw(batch=1, heads=2, kv_heads=2, queries=length, new_keys=length)
@@ -250,7 +250,7 @@ def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kern
     low, high = 64, 2**17
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if told(of_length(middle), kernel).peak_bytes <= LIMIT else (low, middle)
+        low, high = (middle, high) if cost_of(of_length(middle), kernel).peak_bytes <= LIMIT else (low, middle)
     requests = [filled(of_length(length)) for length in (int(low * 0.98), int(low * 1.02) + 1)]
     shorter, longer = peaks([partial(lambda each: run(made(each, kernel)), each) for each in requests])
     assert shorter <= LIMIT < longer

@@ -26,13 +26,13 @@ class Compared(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.told, self.wrong = set(), []
+        self.names, self.wrong = set(), []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         found = answer(func, args, dict(kwargs or {}))
         if found is not None and not isinstance(found, float):  # but where a number is read
-            self.told.add(str(func))
+            self.names.add(str(func))
             pairs = zip(out, found, strict=True) if isinstance(out, tuple | list) else [(out, found)]
             self.wrong += [(str(func), lies(x), lies(y)) for x, y in pairs if lies(x) != lies(y)]
         return out
@@ -44,13 +44,23 @@ def lies(x):
     return tuple(x.shape), x.dtype, strides
 
 
-TOLD = ["bfloat16", "decode", "entmax15", "rope", "every tap", "linformer", "nystrom", "gated delta", "linear: state"]
+QUICKEST = [
+    "bfloat16",
+    "decode",
+    "entmax15",
+    "rope",
+    "every tap",
+    "linformer",
+    "nystrom",
+    "gated delta",
+    "linear: state",
+]
 """Requests that have, among them, every operation of the others."""
 
 
 @pytest.mark.sampled(name=4)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in TOLD else pytest.mark.slow) for name in QUICK | SLOW]
+    "name", [pytest.param(name, marks=() if name in QUICKEST else pytest.mark.slow) for name in QUICK | SLOW]
 )
 def test_results_on_the_meta_device_are_those_of_the_operations(name):
     with Compared() as compared:
@@ -58,7 +68,7 @@ def test_results_on_the_meta_device_are_those_of_the_operations(name):
             if each.way == "second" or name in TAPS:
                 each.run()
     assert not compared.wrong
-    assert len(compared.told) > 2
+    assert len(compared.names) > 2
 
 
 def test_what_is_held_and_what_comes_and_goes_is_counted():
@@ -81,7 +91,7 @@ def test_what_is_held_and_what_comes_and_goes_is_counted():
     assert found.of("one", "others").operations == found.total().operations == 3
 
 
-def test_what_has_a_number_for_each_pair_is_told_apart_and_products_are_counted():
+def test_what_has_a_number_for_each_pair_is_kept_apart_and_products_are_counted():
     def run():
         phase(None, "by_token", "by_pair")
         q, k = (torch.empty(2, 30, 8, device="meta") for _ in range(2))
@@ -123,7 +133,7 @@ def test_the_places_of_sequences_tell_which_queries_are_projected_apart(kernel):
 
 
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized", "performer"])
-def test_what_needs_far_too_much_is_told_without_a_rehearsal(kernel):
+def test_what_needs_far_too_much_is_refused_without_a_rehearsal(kernel):
     spec = METHODS["performer"] if kernel == "performer" else AttentionSpec(masks=[SlidingWindow(left=9)])
     bound = raw(spec, queries=3000, new_keys=3000)
     needed = gradients_seen(bound, kernel).peak_bytes

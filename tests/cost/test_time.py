@@ -51,8 +51,8 @@ def test_what_is_carried_takes_longest_as_text_and_nothing_moves_within_one_memo
     assert transfer(Roofline(replace(RATES, link_bytes_per_s=1e9)), 10**6).median == pytest.approx(1e-3 + 1e-5)
 
 
-def seconds(bound, kernel, told=forward_seen):
-    return CPU.seconds(told(bound, kernel).total(), bound.itemsize)
+def seconds(bound, kernel, cost_of=forward_seen):
+    return CPU.seconds(cost_of(bound, kernel).total(), bound.itemsize)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])

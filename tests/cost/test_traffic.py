@@ -48,16 +48,16 @@ def counted(bound: BoundRequest, kernel: str, taps=OUTPUT, selection=EVERYTHING)
 
 def assert_counted_exactly(bound: BoundRequest, kernel: str, taps=OUTPUT, selection=EVERYTHING) -> None:
     """Compare every count, forward and backward."""
-    told = executed(bound, kernel, taps, selection)
-    assert counted(bound, kernel, taps, selection) == tuple(Traffic(*each.traffic.numbers[:4]) for each in told)
+    stated = executed(bound, kernel, taps, selection)
+    assert counted(bound, kernel, taps, selection) == tuple(Traffic(*each.traffic.numbers[:4]) for each in stated)
 
 
 def assert_counted_nearly(bound: BoundRequest, taps=OUTPUT) -> None:
     """Compare every count of the blocked kernel, where the largest block of each kind stands for others."""
-    for told, found in zip(executed(bound, "blocked", taps), counted(bound, "blocked", taps), strict=True):
-        assert found.moved == pytest.approx(told.traffic.moved, rel=0.05)
-        assert found.transcendentals == pytest.approx(told.traffic.transcendentals, rel=0.02)
-        assert found.operations == pytest.approx(told.traffic.operations, rel=0.15)
+    for stated, found in zip(executed(bound, "blocked", taps), counted(bound, "blocked", taps), strict=True):
+        assert found.moved == pytest.approx(stated.traffic.moved, rel=0.05)
+        assert found.transcendentals == pytest.approx(stated.traffic.transcendentals, rel=0.02)
+        assert found.operations == pytest.approx(stated.traffic.operations, rel=0.15)
 
 
 def able(bound: BoundRequest) -> list[str]:
@@ -287,16 +287,16 @@ def test_what_the_blocked_kernel_does_in_a_block_is_counted(name):
 def test_blocks_of_the_fused_kernel_take_the_exponentials_of_their_pairs():
     for work in IN_BLOCKS.values():
         assert takes_sizes(work)
-        for told in executed(work, "blocked"):
-            assert told.traffic.transcendentals == KERNELS["blocked"].make().executed(work).pairs * work.heads
+        for stated in executed(work, "blocked"):
+            assert stated.traffic.transcendentals == KERNELS["blocked"].make().executed(work).pairs * work.heads
 
 
 @pytest.mark.slow
 def test_additive_scores_are_cut_into_blocks_as_large_as_on_average():
     work = work_of(AttentionSpec(masks=WIDE, score=spec.Additive(hidden=3)), **LONG)
-    for told, found in zip(executed(work, "blocked"), counted(work, "blocked"), strict=True):
-        assert found.transcendentals == told.traffic.transcendentals
-        assert found.moved == pytest.approx(told.traffic.moved, rel=0.01)
+    for stated, found in zip(executed(work, "blocked"), counted(work, "blocked"), strict=True):
+        assert found.transcendentals == stated.traffic.transcendentals
+        assert found.moved == pytest.approx(stated.traffic.moved, rel=0.01)
 
 
 # ── methods ──────────────────────────────────────────────────────────────────────────────────────────────────────────

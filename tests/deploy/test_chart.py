@@ -125,10 +125,10 @@ def test_the_runtime_of_kserve_serves_what_its_example_asks_for():
     assert settings.oip
     assert settings.port == container["ports"][0]["containerPort"]
     assert str(settings.models_dir) == "/mnt/models"  # KServe's own path
-    asked = read(FOLDER / "kserve" / "inference_service.yaml")["spec"]["predictor"]["model"]
+    model = read(FOLDER / "kserve" / "inference_service.yaml")["spec"]["predictor"]["model"]
     (offered,) = runtime["spec"]["supportedModelFormats"]
-    assert (asked["runtime"], asked["modelFormat"]["name"]) == (runtime["metadata"]["name"], offered["name"])
-    assert asked["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    assert (model["runtime"], model["modelFormat"]["name"]) == (runtime["metadata"]["name"], offered["name"])
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
 
 
 # ── rendered ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -256,7 +256,7 @@ def test_settings_of_the_values_arrive_as_they_are_written():
 
 
 @rendered
-def test_a_service_without_keys_is_asked_by_its_own_names():
+def test_a_service_without_keys_is_reached_by_its_own_names():
     gateway = {"enabled": True, "name": "public", "hosts": ["attention.example"]}
     settings = settings_of(render(keys={"required": False}, gateway=gateway))
     names = "attention attention.research attention.research.svc attention.research.svc.cluster.local attention.example"

@@ -22,8 +22,8 @@ def stage():
 
 
 def test_the_image_asks_for_a_gpu_by_name(stage):
-    (told,) = re.findall(r"^ENV (.*)$", stage, re.MULTILINE)
-    assert dict(each.split("=", 1) for each in told.split()) == {
+    (variables,) = re.findall(r"^ENV (.*)$", stage, re.MULTILINE)
+    assert dict(each.split("=", 1) for each in variables.split()) == {
         "ATTENTION_DEVICE": "cuda",
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",

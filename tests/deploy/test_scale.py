@@ -147,7 +147,7 @@ def test_the_proxy_answers_problem_documents_where_no_process_does(tmp_path):
 
 @pytest.mark.slow
 @needs_haproxy
-def test_the_last_process_is_asked_though_its_checks_fail(tmp_path):
+def test_the_last_process_is_used_though_its_checks_fail(tmp_path):
     port, _ = _free_ports(1)
     with ThreadingHTTPServer(("127.0.0.1", port), _Busy) as busy:
         threading.Thread(target=busy.serve_forever, daemon=True).start()

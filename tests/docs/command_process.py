@@ -84,13 +84,13 @@ def main(address: str) -> None:
 
 
 def _answer(run: socket.socket, command: Any) -> int:
-    told, streams, *_ = socket.recv_fds(run, 2**16, 3)
-    while not told.endswith(b"\0"):
-        told += run.recv(2**16)
+    message, streams, *_ = socket.recv_fds(run, 2**16, 3)
+    while not message.endswith(b"\0"):
+        message += run.recv(2**16)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.argv, environment, folder = json.loads(told[:-1])
+    sys.argv, environment, folder = json.loads(message[:-1])
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

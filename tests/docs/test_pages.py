@@ -134,9 +134,9 @@ def test_the_tour_shows_every_path_and_error():
 
 def test_the_overview_names_every_variant():
     text = (ROOT / "docs" / "overview.md").read_text("utf-8").lower()
-    said = {"any": "unions", "all": "intersections", "none": "", "exact": "exact", "materialized": "", "fused": ""}
+    words = {"any": "unions", "all": "intersections", "none": "", "exact": "exact", "materialized": "", "fused": ""}
     for variant in variants():
-        assert said.get(variant.name, variant.name.replace("_", " ")) in text.replace("_", " "), variant.name
+        assert words.get(variant.name, variant.name.replace("_", " ")) in text.replace("_", " "), variant.name
 
 
 def test_every_dependency_has_its_reason():

@@ -51,7 +51,7 @@ class Counts:
     _held: int = 0
 
     def __str__(self) -> str:
-        what = {name: told for name, told in vars(self).items() if told and name[0] != "_" and name != "launches"}
+        what = {name: count for name, count in vars(self).items() if count and name[0] != "_" and name != "launches"}
         return f"{self.launches.total()} launches {dict(self.launches)}, {what}"
 
     def launch(self, name: str, arguments: list[Tensor], made: list[Tensor]) -> None:

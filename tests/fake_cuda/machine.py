@@ -75,7 +75,7 @@ def _address(storage: torch.UntypedStorage) -> int:
 def driver(counts: Counts) -> Iterator[None]:
     """The functions of ``torch.cuda`` that a pass calls, without a driver."""
 
-    def asked(device: object = None) -> dict[str, dict[str, dict[str, int]]]:
+    def statistics(device: object = None) -> dict[str, dict[str, dict[str, int]]]:
         counts.statistics += 1
         return {"allocated_bytes": {"all": {"current": 0, "peak": 0}}}
 
@@ -89,7 +89,7 @@ def driver(counts: Counts) -> Iterator[None]:
         "is_current_stream_capturing": lambda: counts.capturing,
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda device=None: None,
-        "memory_stats_as_nested_dict": asked,
+        "memory_stats_as_nested_dict": statistics,
     }
     with contextlib.ExitStack() as patched:
         for name, function in functions.items():

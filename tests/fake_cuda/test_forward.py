@@ -132,9 +132,9 @@ def test_what_is_assumed_ends_with_its_block(cuda):
 
 
 @pytest.mark.parametrize(
-    ("tf32", "dtype", "said"), [(True, "float32", True), (True, "bfloat16", ABSENT), (False, "float32", ABSENT)]
+    ("tf32", "dtype", "named"), [(True, "float32", True), (True, "bfloat16", ABSENT), (False, "float32", ABSENT)]
 )
-def test_products_in_tf32_are_said(cuda, tf32, dtype, said):
+def test_products_in_tf32_are_named(cuda, tf32, dtype, named):
     """It is a flag of the process, set before anything computes; convolutions of whole models have one of their own."""
     opening = {
         "resolve": lambda wanted: CUDA,
@@ -154,4 +154,4 @@ def test_products_in_tf32_are_said(cuda, tf32, dtype, said):
     job = forward.prepare(cuda.module(dtype, d_model=64, num_heads=4), request, device, 2**62)
     with cuda.counted():
         _, run_of_pass = run_alone(job, device.clock, device)
-    assert ran_of(job, run_of_pass, 0.0, device).tf32 is said
+    assert ran_of(job, run_of_pass, 0.0, device).tf32 is named

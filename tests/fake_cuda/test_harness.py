@@ -24,7 +24,7 @@ def test_launches_copies_and_waits_are_counted(cuda):
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_a_copy_from_memory_that_is_not_pinned_blocks_whatever_was_asked(cuda, pinned):
+def test_a_copy_from_memory_that_is_not_pinned_blocks_in_any_case(cuda, pinned):
     with cuda.counted() as counts:
         host = torch.empty(8, pin_memory=pinned)
         torch.empty(4, device=CUDA).copy_(host[4:], non_blocking=True)

@@ -15,14 +15,14 @@ from attention_service.runtime.operations import rollout as rolling
 from attention_service.runtime.operations import similarity as comparison
 from attention_service.runtime.operations import weights as inspection
 
-ROOM = 2**62
+FREE_BYTES = 2**62
 SPEC = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
 QUERY = np.ones((2, 9, 64), np.float32)
 ONES = np.ones((4, 16, 16), np.float32)
 
 
 def of_module(prepare, request, **more):
-    return lambda module, device: prepare(module, request.model_validate({"query": QUERY} | more), device, ROOM)
+    return lambda module, device: prepare(module, request.model_validate({"query": QUERY} | more), device, FREE_BYTES)
 
 
 OPERATIONS = {

@@ -406,7 +406,7 @@ def _complexity(s: Situation) -> dict[str, Any]:
     return {"shape": shape, "spec": s.spec.model_dump(mode="json"), "dtype": s.dtype, **model}
 
 
-def as_asked(s: Situation, request: dict[str, Any]) -> IfRequested:
+def bound_as_sent(s: Situation, request: dict[str, Any]) -> IfRequested:
     """The request as the formula reads it."""
     floats = ("query", "key", "value", "past_key", "past_value")
     given = {name: request[name] for name in floats if name in request} | s.parameters | request.get("parameters", {})

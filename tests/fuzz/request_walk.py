@@ -31,7 +31,7 @@ from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
 from tests.conftest import asker
-from tests.fuzz.drawn_requests import Situation, as_asked, drawn_request, drawn_situation, settled
+from tests.fuzz.drawn_requests import Situation, bound_as_sent, drawn_request, drawn_situation, settled
 from tests.fuzz.targets import PropertyError, refused
 from tests.plain_attention import as_replied, attend, has_formula, places
 
@@ -114,9 +114,9 @@ async def _answer(engine: Engine, situation: Situation, request: dict[str, Any])
     module = None if situation.config is None else "m"
     model = REQUESTS[situation.operation if module else f"raw_{situation.operation}"]
     try:
-        asked = validate(model, request)
+        bound = validate(model, request)
         deadline = time.monotonic() + COUNTING_S if situation.operation == "complexity" else None
-        return "answered", await asker(engine, situation.operation)(module, asked, deadline=deadline)
+        return "answered", await asker(engine, situation.operation)(module, bound, deadline=deadline)
     except AttentionError as error:
         if error.status == 507:
             return "refused", None
@@ -146,8 +146,8 @@ def check(s: Situation, request: dict[str, Any], reply: Any) -> str:
     """Compare a reply with the formula. Returns the name of its count; raises AssertionError for a wrong one."""
     if s.operation in {"effects", "attribution", "complexity"} or not has_formula(s.spec):
         return "answered alone"
-    asked = as_asked(s, request)
-    taps = attend(asked, _kept(s, request, reply))
+    bound = bound_as_sent(s, request)
+    taps = attend(bound, _kept(s, request, reply))
     loose = _tolerance(s, request, taps)
     if loose > LOOSE or _vague_places(s, request):
         return "answered alone"
@@ -155,45 +155,45 @@ def check(s: Situation, request: dict[str, Any], reply: Any) -> str:
     if s.past and s.operation == "forward":
         names = [*names, "present_key", "present_value"]
     for tap in names:
-        _close(getattr(reply, tap), as_replied(asked, tap, taps[tap].detach().numpy()), tap, loose)
+        _close(getattr(reply, tap), as_replied(bound, tap, taps[tap].detach().numpy()), tap, loose)
     if s.operation == "weights":
-        _check_top(asked, request, reply, taps, loose)
+        _check_top(bound, request, reply, taps, loose)
     if s.operation == "gradients":
         if isinstance(s.spec.normalizer, Sparsemax) and loose > 1e-4:
             return "answered alone"  # its gradient jumps where rounding moves a key over the threshold
-        _check_gradients(s, request, asked, reply, taps, 4 * loose)
+        _check_gradients(s, request, bound, reply, taps, 4 * loose)
     return "right"
 
 
-def _check_top(asked: Any, request: dict[str, Any], reply: Any, taps: dict[str, Any], loose: float) -> None:
+def _check_top(bound: Any, request: dict[str, Any], reply: Any, taps: dict[str, Any], loose: float) -> None:
     if not request["top_k"]:
         return
     plain = dict(request) | {"average_heads": False}
-    weights = as_replied(_with_body(asked, plain), "weights", taps["weights"].detach().numpy())
+    weights = as_replied(_with_body(bound, plain), "weights", taps["weights"].detach().numpy())
     best = -np.sort(-weights, axis=-1)[..., : request["top_k"]]
     # No key is named where no further one has weight.
     _close(np.where(reply.top.keys < 0, 0, reply.top.weights), best, "top", loose)
 
 
-def _with_body(asked: Any, body: dict[str, Any]) -> Any:
-    return type(asked)(**(vars(asked) | {"body": body}))
+def _with_body(bound: Any, body: dict[str, Any]) -> Any:
+    return type(bound)(**(vars(bound) | {"body": body}))
 
 
 def _check_gradients(
-    s: Situation, request: dict[str, Any], asked: Any, reply: Any, taps: dict[str, Any], loose: float
+    s: Situation, request: dict[str, Any], bound: Any, reply: Any, taps: dict[str, Any], loose: float
 ) -> None:
     output = taps["output"]
     upstream = torch.ones_like(output)
     if "upstream" in request:
         upstream = torch.from_numpy(np.array(request["upstream"], np.float64)).reshape(output.shape)
     names = request["wrt"]
-    of = [asked.tensors[name] if name in asked.tensors else taps[name] for name in names]
+    of = [bound.tensors[name] if name in bound.tensors else taps[name] for name in names]
     loss = (output * upstream).sum()
     found = torch.autograd.grad(loss, of, allow_unused=True) if loss.requires_grad else [None] * len(of)
     for name, x, gradient in zip(names, of, found, strict=True):
         expected = (torch.zeros_like(x) if gradient is None else gradient).detach().numpy()
-        if name not in asked.tensors:
-            expected = as_replied(_with_body(asked, {}), name, expected)
+        if name not in bound.tensors:
+            expected = as_replied(_with_body(bound, {}), name, expected)
         _close(reply.gradients[name], expected, f"gradient of {name}", loose)
 
 
@@ -212,7 +212,7 @@ def _vague_places(s: Situation, request: dict[str, Any]) -> bool:
     """True for places so far away that an angle in float64 has no digits left."""
     if s.spec.position.name not in {"rope", "sinusoidal"}:
         return False
-    at_queries, at_keys = places(as_asked(s, request), s.batch, s.queries, s.new_keys)
+    at_queries, at_keys = places(bound_as_sent(s, request), s.batch, s.queries, s.new_keys)
     return max((abs(each) for rows in (at_queries, at_keys) for row in rows for each in row), default=0) > 2**32
 
 

@@ -31,7 +31,7 @@ def sent(binary=True, name="query", x=X, datatype="FP32"):
     return [blocking.InferInput(name, [*x.shape], datatype).set_data_from_numpy(x, binary_data=binary)]
 
 
-def asked(*names, binary=True):
+def requested_outputs(*names, binary=True):
     return [blocking.InferRequestedOutput(name, binary_data=binary) for name in names]
 
 
@@ -94,22 +94,27 @@ def calls():
     yield infer, ("demo", sent()), {"request_id": "a", "priority": 2, "timeout": 60_000_000}, 200
     yield infer, ("demo", sent()), {"timeout": -1}, 400
     yield infer, ("demo", sent()), {"sequence_id": 3, "sequence_start": True}, 501
-    yield infer, ("demo", sent()), {"parameters": {"average_heads": True}, "outputs": asked("weights", "output")}, 200
+    yield (
+        infer,
+        ("demo", sent()),
+        {"parameters": {"average_heads": True}, "outputs": requested_outputs("weights", "output")},
+        200,
+    )
     yield infer, ("demo", sent()), {"parameters": {"edits": '[{"tap": "weights", "set": 0}]'}}, 200
     yield infer, ("demo", sent()), {"parameters": {"colour": 1}}, 400
-    yield infer, ("demo", sent()), {"outputs": asked("output", binary=False)}, 200
-    yield infer, ("demo", sent()), {"outputs": asked("nothing")}, 400
+    yield infer, ("demo", sent()), {"outputs": requested_outputs("output", binary=False)}, 200
+    yield infer, ("demo", sent()), {"outputs": requested_outputs("nothing")}, 400
     yield infer, ("demo", sent()), {"outputs": [blocking.InferRequestedOutput("output", class_count=2)]}, 400
     yield infer, ("demo", sent()), {"outputs": region()}, 501
     yield infer, ("demo", shared()), {}, 501
     yield infer, ("demo", sent(name="quary")), {}, 400
     yield infer, ("demo", []), {}, 400
     yield infer, ("demo", half()), {}, 200
-    yield infer, ("demo:gradients", sent()), {"outputs": asked("gradients.query", "weights")}, 200
+    yield infer, ("demo:gradients", sent()), {"outputs": requested_outputs("gradients.query", "weights")}, 200
     yield (
         infer,
         ("demo:weights", sent()),
-        {"outputs": asked("statistics.entropy", "top.keys"), "parameters": {"top_k": 2}},
+        {"outputs": requested_outputs("statistics.entropy", "top.keys"), "parameters": {"top_k": 2}},
         200,
     )
     for coding in ("gzip", "deflate"):
@@ -128,12 +133,12 @@ def calls():
     yield "unregister_cuda_shared_memory", ("a",), {}, 501
 
 
-def told(name, arguments, options):
+def case_name(name, arguments, options):
     return f"{name}{arguments[:1] if arguments else '()'} {sorted(options)}"
 
 
-def check(came, expected, told_of):
-    assert came == expected, f"{told_of}: {came}, expected {expected}"
+def check(came, expected, case):
+    assert came == expected, f"{case}: {came}, expected {expected}"
 
 
 def by_blocking(address):
@@ -144,7 +149,7 @@ def by_blocking(address):
                 came = came if isinstance(expected, bool) else 200
             except InferenceServerException as fault:
                 came = int(fault.status())
-            check(came, expected, told(name, arguments, options))
+            check(came, expected, case_name(name, arguments, options))
         waiting = [client.async_infer("demo", sent()) for _ in range(4)]
         outputs = [each.get_result().as_numpy("output").tobytes() for each in waiting]
         assert len(set(outputs)) == 1
@@ -159,7 +164,7 @@ async def by_awaited(address):
                 came = came if isinstance(expected, bool) else 200
             except InferenceServerException as fault:
                 came = int(fault.status())
-            check(came, expected, told(name, arguments, options))
+            check(came, expected, case_name(name, arguments, options))
     return len([*calls()])
 
 

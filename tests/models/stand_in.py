@@ -36,8 +36,8 @@ class StandIn:
 
     def info(self):
         layer = {"layer": 0, "heads": 1, "kv_heads": 1}
-        told = {name: self.facts[name] for name in ("dtype", "device")}
-        return told | {"layers": [layer], "takes": ["text"], "max_length": self.facts["free_bytes"]}
+        facts = {name: self.facts[name] for name in ("dtype", "device")}
+        return facts | {"layers": [layer], "takes": ["text"], "max_length": self.facts["free_bytes"]}
 
     def held_bytes(self):
         return self.held

@@ -234,7 +234,7 @@ def test_a_link_out_of_the_repository_is_refused_by_its_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("path", ["net/", "./net", "org/../net", "../models/net", "alias"])
-def test_a_checkpoint_has_one_path_however_it_is_asked_for(tmp_path, path):
+def test_a_checkpoint_has_one_path_however_it_is_written(tmp_path, path):
     root = tmp_path / "models"
     checkpoint(root / "net")
     (root / "org").mkdir()

@@ -59,7 +59,7 @@ def test_pieces_are_left_where_they_are_made_copied_or_sent(memory, freed):
     assert freed == [True]
 
 
-def test_a_room_that_is_used_up_leaves_the_rest_to_the_pipe(memory):
+def test_a_memory_that_is_used_up_leaves_the_rest_to_the_pipe(memory):
     space = ReplySpace(memory.file)
     space.open(MIB)
     assert space.empty((MIB // 4 + 1,), torch.float32) is None

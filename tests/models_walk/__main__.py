@@ -23,14 +23,14 @@ def main():
     parser.add_argument("--resume", action="store_true", help="go on with the walk that was interrupted")
     parser.add_argument("--device", default="cpu", help="of both models; the page in docs is of the cpu")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "models-table.md")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     prepare()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        walked = asked.kinds or kinds()
-        kept = KeptWalk(ROOT / "build" / "models_walk.jsonl", asked.device, resumes=asked.resume)
-        found = walk(walked, kept, asked.jobs)
-    asked.output.write_text(page(found), "utf-8")
+        walked = options.kinds or kinds()
+        kept = KeptWalk(ROOT / "build" / "models_walk.jsonl", options.device, resumes=options.resume)
+        found = walk(walked, kept, options.jobs)
+    options.output.write_text(page(found), "utf-8")
     print(summary(found))
 
 

@@ -234,17 +234,17 @@ def compared(kind: str, device: str = "cpu") -> Found:
         try:
             model = built(kind).to(device)
         except Exception as fault:
-            found.reasons["whole"] = f"not built small: {told(fault)}"
+            found.reasons["whole"] = f"not built small: {short_error(fault)}"
             return found
         found.architecture = type(model).__name__
         try:
             own = copy.deepcopy(model).requires_grad_(False)
             loaded = LoadedModel(kind, own, tokenizer(), Device.open(device), _processor(model))
         except AttentionError as fault:
-            found.reasons["whole"] = told(fault)
+            found.reasons["whole"] = short_error(fault)
             return found
         except Exception as fault:
-            found.reasons["whole"] = f"fault: {told(fault)}"
+            found.reasons["whole"] = f"fault: {short_error(fault)}"
             return found
         found.layers, found.forms = len(loaded.places), forms_of(kind)
         found.way = loaded.attention.way if loaded.places else "–"
@@ -252,12 +252,12 @@ def compared(kind: str, device: str = "cpu") -> Found:
             try:
                 compare(found, model, loaded)
             except Exception as fault:
-                found.reasons[part] = told(fault)
+                found.reasons[part] = short_error(fault)
         loaded.close()
     return found
 
 
-def told(fault: BaseException) -> str:
+def short_error(fault: BaseException) -> str:
     """Return the first sentence of an error on one line."""
     text = getattr(fault, "detail", None) or f"{type(fault).__name__}: {fault}"
     return " ".join(str(text).split())[:160]
@@ -426,8 +426,8 @@ def returned_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[
     """Return the weights ``[H, Lq, Lk]``, or ``[B, H, Lq, Lk]`` of images, that a model returns itself."""
     with torch.no_grad():
         output = model(**arguments, output_attentions=True)
-    told = [x for name in output for x in tensors(output[name]) if "attentions" in name and bool((x >= 0).all())]
-    return told if model.main_input_name == "pixel_values" else [x[0] for x in told]
+    attentions = [x for name in output for x in tensors(output[name]) if "attentions" in name and bool((x >= 0).all())]
+    return attentions if model.main_input_name == "pixel_values" else [x[0] for x in attentions]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -557,7 +557,7 @@ def _row_sums(scores: np.ndarray, place: AttentionPlace) -> np.ndarray:
 def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTrainedModel | None = None) -> Any:
     """Return the logits of the real tokens, or the last hidden states, of one text or of each."""
     request = ModelForwardRequest(tokens=tokens, edits=edits or {})
-    asked = check_request(loaded, request, lambda _: True)
+    checked = check_request(loaded, request, lambda _: True)
     every = loaded.places | loaded.implicit
     questions = {place.key: LayerTask(edits=request.edits.get(key, ())) for key, place in every.items()}
     with torch.no_grad():
@@ -566,9 +566,9 @@ def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTr
         else:
             asking = AttentionPass(questions)
             with LayerStates(every.values(), asking).reading((), output=False, hidden=False):
-                output = loaded.run(asked.inputs.arguments, asking)
+                output = loaded.run(checked.inputs.arguments, asking)
     rows = output[_result_of(output)]
-    mask = None if rows.ndim < 3 else asked.inputs.predicted.mask  # one vector of a text has no padding
+    mask = None if rows.ndim < 3 else checked.inputs.predicted.mask  # one vector of a text has no padding
     found = [row if mask is None else row[mask[number].to(row.device)] for number, row in enumerate(rows)]
     return found if isinstance(tokens[0], list) else found[0]
 
@@ -588,7 +588,7 @@ def _generated(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
         tokens = _tokens if loaded.places else _tokens_alone
         tokens(loaded, SAMPLED)
     except InvalidRequest as fault:
-        found.reasons["generate"] = told(fault)
+        found.reasons["generate"] = short_error(fault)
         tokens = _tokens_alone
     found.generated = all(
         tokens(loaded, options) in (_own_tokens(each, loaded, options) for each in (model, fresh))

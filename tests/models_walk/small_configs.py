@@ -174,8 +174,8 @@ def shrunk(entries: Mapping[str, Any]) -> dict[str, Any]:
         if key == name:
             found[key] = len(kept)
         elif key == "per_layer_config" and isinstance(value, dict):
-            told = {int(at): each for at, each in value.items()}
-            found[key] = {new: shrunk(told[at]) for new, at in enumerate(kept) if at in told} or None
+            by_number = {int(at): each for at, each in value.items()}
+            found[key] = {new: shrunk(by_number[at]) for new, at in enumerate(kept) if at in by_number} or None
         elif key in by_layer:
             found[key] = [value[at] for at in kept]
         elif isinstance(value, dict):

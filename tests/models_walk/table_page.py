@@ -102,8 +102,8 @@ def _row(each: Found) -> str:
     numbers = [each.whole, each.weights, each.gradients, each.apart, each.invariants, each.implicit]
     *errors, apart, held, implicit = (f"{x:.0e}" if x is not None else "–" for x in numbers)
     joined = each.joined if each.apart is None else f"{each.joined} {apart}"
-    told = tokens, joined or "–", held, implicit, each.family or "–", ", ".join(each.forms) or "–"
-    return f"| {' | '.join((each.kind, each.architecture, each.way, str(each.layers), *errors, *told))} |"
+    cells = tokens, joined or "–", held, implicit, each.family or "–", ", ".join(each.forms) or "–"
+    return f"| {' | '.join((each.kind, each.architecture, each.way, str(each.layers), *errors, *cells))} |"
 
 
 def _parts(whole: Iterable[Found]) -> Iterable[str]:

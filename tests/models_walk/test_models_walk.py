@@ -27,8 +27,8 @@ FEW = {
 
 def rows(heading):
     """The rows of the table below a heading of the page, by their first cell."""
-    told = PAGE.read_text("utf-8").partition(heading)[2].partition("\n## ")[0]
-    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in told.splitlines() if line.startswith("| ")][1:]
+    table = PAGE.read_text("utf-8").partition(heading)[2].partition("\n## ")[0]
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines() if line.startswith("| ")][1:]
     return {row[0].strip(): [each.strip() for each in row] for row in cells}
 
 

@@ -54,8 +54,8 @@ def read(library):
         except InvalidRequest as fault:
             if not fault.param.startswith("spec."):
                 raise
-            told = {field.removeprefix("spec."): NOTHING[field] for field in fault.facts["missing"]}
-            request = ImportModule(checkpoint=checkpoint, spec=told, **options)
+            answers = {field.removeprefix("spec."): NOTHING[field] for field in fault.facts["missing"]}
+            request = ImportModule(checkpoint=checkpoint, spec=answers, **options)
             need = library.estimate(request)
         module, new = library.import_checkpoint(request)
         assert new
@@ -457,14 +457,14 @@ def test_nothing_outside_the_repository_is_read(save, read, root, tmp_path_facto
         json.dumps({"weight_map": dict.fromkeys(bert_state(), f"../../{outside.name}/model.safetensors")})
     )
     up = os.path.relpath(outside, root)
-    said = set()
+    messages = set()
     for checkpoint in [str(outside), up, f"{up}/model.safetensors", f"{up}/nothing", "link", "linked.safetensors",
                        "loop", "net\0", "x" * 4000, "/", "..", "missing", "net/config.json"]:  # fmt: skip
         with pytest.raises(CheckpointNotFound) as caught:
             read(checkpoint, num_heads=2)
-        said.add(caught.value.detail.replace(repr(checkpoint[:128]), ""))
+        messages.add(caught.value.detail.replace(repr(checkpoint[:128]), ""))
         assert caught.value.param == "checkpoint"
-    assert len(said) == 1
+    assert len(messages) == 1
     for checkpoint in ("half", "index"):
         with pytest.raises(InvalidCheckpoint) as caught:
             read(checkpoint, num_heads=2)

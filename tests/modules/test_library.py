@@ -233,7 +233,7 @@ def test_concurrent_creations_of_one_name_make_one_module(library, request_for):
     assert {id(module) for module, _ in made} == {id(library.get("m"))}
 
 
-def test_a_missing_module_is_told_while_another_is_written(library, request_for, monkeypatch):
+def test_a_missing_module_is_reported_while_another_is_written(library, request_for, monkeypatch):
     writing, go_on = threading.Event(), threading.Event()
     written = store_module._write_parameters
 

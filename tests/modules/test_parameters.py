@@ -57,9 +57,9 @@ def test_statistics_cover_finite_numbers_and_count_the_others(monkeypatch):
     bias[:] = torch.tensor([torch.nan, 3.0, -torch.inf, torch.nan, torch.inf, torch.nan, -4.0, 1.0])
     values["k_proj.bias"][:] = -torch.inf
     described = {info.name: info for info in parameters.describe(Module.of("m", made().config, values)).parameters}
-    told = described["q_proj.bias"]
-    assert (told.min, told.max, told.mean, told.non_finite) == (-4, 3, 0, 5)
-    assert (told.std, told.norm) == (pytest.approx((26 / 3) ** 0.5), pytest.approx(26**0.5))
+    statistics = described["q_proj.bias"]
+    assert (statistics.min, statistics.max, statistics.mean, statistics.non_finite) == (-4, 3, 0, 5)
+    assert (statistics.std, statistics.norm) == (pytest.approx((26 / 3) ** 0.5), pytest.approx(26**0.5))
     nothing = described["k_proj.bias"]
     assert np.isnan([nothing.min, nothing.max, nothing.mean, nothing.std, nothing.norm]).all()
     assert nothing.non_finite == 8

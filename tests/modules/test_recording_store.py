@@ -118,9 +118,9 @@ def test_the_bytes_of_a_part_are_known_before_it_is_read(tmp_path):
     made = store.add(recording(tokens=8))
     assert store.part_bytes(made.id, RecordingQuery()) == 0
     assert store.part_bytes(made.id, RecordingQuery(layer="0")) == 2 * 8 * 8 * 4
-    asked = RecordingQuery(layer="0", queries="1,5", keys="2:4")
-    assert store.part_bytes(made.id, asked) == 2 * 2 * 2 * 4
-    assert store.get(made.id, asked).value.shape == (1, 2, 2)
+    query = RecordingQuery(layer="0", queries="1,5", keys="2:4")
+    assert store.part_bytes(made.id, query) == 2 * 2 * 2 * 4
+    assert store.get(made.id, query).value.shape == (1, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_damaged_recording_is_found_at_the_start_and_its_removal_frees_nothing
         store.add(recording(2))
 
 
-def test_a_recording_that_was_removed_by_hand_frees_its_room(tmp_path):
+def test_a_recording_that_was_removed_by_hand_frees_its_bytes(tmp_path):
     size = RecordingStore(tmp_path / "measure", 2**20).add(recording()).bytes
     store = RecordingStore(tmp_path, size)
     store.path(store.add(recording()).id).unlink()
@@ -240,7 +240,7 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def test_a_folder_that_may_not_be_written_is_told_without_advice_for_modules(tmp_path, monkeypatch):
+def test_a_folder_that_may_not_be_written_is_reported_without_advice_for_modules(tmp_path, monkeypatch):
     store = RecordingStore(tmp_path, 2**20)
     made = store.add(recording())
 

@@ -252,7 +252,9 @@ def test_a_damaged_module_is_logged_kept_and_skipped(words, library, request_for
     assert entries(root) == before
 
 
-def test_a_module_beyond_the_room_for_modules_is_set_aside_until_there_is_room(library, request_for, root, monkeypatch):
+def test_a_module_beyond_the_memory_for_modules_is_set_aside_until_there_is_some(
+    library, request_for, root, monkeypatch
+):
     library.create(request_for("large", d_model=256))
     library.create(request_for("small"))
     tight = Library(root, torch.device("cpu"))

@@ -358,9 +358,9 @@ def test_many_layers_and_heads_of_a_recording_are_left_out_with_a_note():
     ]
     figure = figure_of(RecordingStatistics(id="0" * 32, attentions=attentions), SMALL, Names())
     assert max(cells.size for cells in drawn_arrays(figure)) == 256 * 256
-    told = [text.get_text() for text in figure.texts]
-    assert any("44 layers are left out" in text for text in told)
-    assert any("2744 heads are left out" in text for text in told)
+    texts = [text.get_text() for text in figure.texts]
+    assert any("44 layers are left out" in text for text in texts)
+    assert any("2744 heads are left out" in text for text in texts)
 
 
 @pytest.mark.sampled(media_type=1)

@@ -45,10 +45,10 @@ def labels(*rectangles, others=("CLS",), text=()):
 HALVES = (0, 0, 20, 20), (20, 0, 40, 20)
 
 
-def figure(weights, told, names=None, layer=0, **fields):
+def figure(weights, text_labels, names=None, layer=0, **fields):
     weights = np.asarray(weights, np.float32)
     layers = [LayerWeights(layer=layer, statistics=HeadStatistics(), queries=np.array(3), weights=weights)]
-    reply = ModelWeightsReply(labels=told, ran=RAN, layers=layers, **fields)
+    reply = ModelWeightsReply(labels=text_labels, ran=RAN, layers=layers, **fields)
     return make_figure(reply, IMAGE, names or Names("net", images=[content()]))
 
 
@@ -79,10 +79,10 @@ def test_patches_that_overlap_add_up_and_pixels_of_none_are_left():
 def test_a_text_looks_with_its_last_token_or_with_the_one_that_is_selected():
     weights = np.zeros((1, 4, 4))
     weights[0, 3, 1], weights[0, 2, 2] = 0.9, 0.6
-    told = labels(*HALVES, others=("<boi>",), text=("mat",))
-    assert heat(figure(weights, told).axes[0])[0, 0] == pytest.approx(0.9)
+    text_labels = labels(*HALVES, others=("<boi>",), text=("mat",))
+    assert heat(figure(weights, text_labels).axes[0])[0, 0] == pytest.approx(0.9)
     names = Names("net", queries=["2"], heads=[3], images=[content()])
-    assert heat(figure(weights[:, 2:3], told, names).axes[0])[0, 30] == pytest.approx(0.6)
+    assert heat(figure(weights[:, 2:3], text_labels, names).axes[0])[0, 30] == pytest.approx(0.6)
 
 
 def test_sinks_are_marked_in_their_middle():
@@ -100,8 +100,8 @@ def test_a_turned_image_is_drawn_as_it_is_seen():
     exif = Image.Exif()
     exif[0x0112] = 6
     names = Names("net", images=[content(40, 20, "JPEG", exif=exif)])
-    told = labels((0, 0, 20, 20), (0, 20, 20, 40))
-    drawn = figure(np.full((1, 3, 3), 0.3), told, names)
+    text_labels = labels((0, 0, 20, 20), (0, 20, 20, 40))
+    drawn = figure(np.full((1, 3, 3), 0.3), text_labels, names)
     assert drawn.axes[0].images[0].get_array().shape == (40, 20)
 
 
@@ -116,8 +116,8 @@ def test_a_large_image_is_drawn_small_and_counted():
 
 def test_layers_of_crops_are_drawn_crop_by_crop():
     weights = np.stack([np.full((1, 3, 3), 0.1), np.full((1, 3, 3), 0.2)])
-    told = labels(*HALVES)
-    drawn = figure(weights, told, layer="vision.0", image_labels=[told, told])
+    text_labels = labels(*HALVES)
+    drawn = figure(weights, text_labels, layer="vision.0", image_labels=[text_labels, text_labels])
     assert heat(drawn.axes[0])[0, 0] == pytest.approx(0.1)
 
 

@@ -130,8 +130,8 @@ def test_grids_of_heads_fit_the_columns_of_a_paper(width, heads, tokens):
     names = Names("a-model-with-a-name", words(tokens), words(tokens))
     figure = drawn(weights(heads, tokens), names, width=width)
     assert faults(figure) == []
-    count, told = labels_of(figure, "x")
-    assert count == tokens or "labelled: 1 of" in told, "no label is dropped in silence"
+    count, labels = labels_of(figure, "x")
+    assert count == tokens or "labelled: 1 of" in labels, "no label is dropped in silence"
 
 
 @pytest.mark.sampled(view=2)
@@ -243,10 +243,10 @@ def test_lines_stand_between_the_layers_of_a_similarity():
 
 
 def test_a_rollout_names_its_layers():
-    for layers, told in ((2, "layers.0, layers.1"), (12, "layers.0 to layers.11 (12 layers)")):
+    for layers, label in ((2, "layers.0, layers.1"), (12, "layers.0 to layers.11 (12 layers)")):
         reply, names = rollout(layers=layers)
         heading = drawn(reply, names, width=4000).texts[0].get_text()
-        assert f"rollout · {told} ·" in heading
+        assert f"rollout · {label} ·" in heading
 
 
 def test_the_background_is_white_or_transparent():
@@ -318,7 +318,7 @@ def test_a_pdf_keeps_the_glyphs_of_any_kind_of_font(a_font, postscript, kept):
 
 @pytest.mark.sampled(media_type=1)
 @pytest.mark.parametrize("media_type", ["image/png", "application/pdf"])
-def test_characters_that_no_font_has_are_told(a_font, monkeypatch, media_type):
+def test_characters_that_no_font_has_are_reported(a_font, monkeypatch, media_type):
     monkeypatch.setattr(text_sizes, "_CJK", ())
     _forget_fonts()
     options = PictureOptions(title="注意 weights")
@@ -329,7 +329,7 @@ def test_characters_that_no_font_has_are_told(a_font, monkeypatch, media_type):
 
 
 @pytest.mark.parametrize("size", [5.0, 8.0])
-def test_wide_characters_have_the_room_of_a_font_that_has_them(size):
+def test_wide_characters_have_the_width_of_a_font_that_has_them(size):
     with styled("light"):
         assert width_of("注意力", size) >= 3 * size / 72
 

@@ -88,7 +88,7 @@ def test_differences_are_maps_of_their_own_that_diverge_from_0(rng):
     np.testing.assert_array_equal(shown, output - 1)
 
 
-def test_large_differences_are_pooled_by_magnitude_and_share_the_room(rng):
+def test_large_differences_are_pooled_by_magnitude_and_share_the_space(rng):
     weights, moved = rng.normal(size=(2, 8, 120, 120)).astype(np.float32)
     maps = weight_maps(weights, moved, averaged=False)
     html = html_of(maps)

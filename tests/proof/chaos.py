@@ -70,31 +70,31 @@ class Writer:
     """One writer of one module. It knows the last acknowledged state, and the one that it asked for since."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.kept, self.asked = name, None, None
+        self.name, self.kept, self.sent = name, None, None
         self.acknowledged = 0
 
     def write(self, url: str, rng: random.Random) -> None:
         """Create, replace or delete until the server is gone. None stands for a module that is not there."""
         with httpx.Client(base_url=url, timeout=20) as http, suppress(httpx.TransportError):
             while True:
-                self.asked = None if self.kept is not None and rng.random() < 0.2 else rng.randrange(2**20)
-                if self.asked is None:
+                self.sent = None if self.kept is not None and rng.random() < 0.2 else rng.randrange(2**20)
+                if self.sent is None:
                     answer = http.delete(f"/v1/modules/{self.name}")
                 elif self.kept is None:
-                    body = {"name": self.name, "config": CONFIG, "parameters": module(self.asked)}
+                    body = {"name": self.name, "config": CONFIG, "parameters": module(self.sent)}
                     answer = http.post("/v1/modules", json=body)
                 else:
-                    answer = http.put(f"/v1/modules/{self.name}/parameters", json={"parameters": module(self.asked)})
+                    answer = http.put(f"/v1/modules/{self.name}/parameters", json={"parameters": module(self.sent)})
                 answer.raise_for_status()
-                self.kept = self.asked
+                self.kept = self.sent
                 self.acknowledged += 1
 
     def verify(self, http: httpx.Client) -> bool:
         """True if the module is as it was acknowledged, or as it was asked for when the server died."""
         answer = http.get(f"/v1/modules/{self.name}/parameters/q_proj.weight")
         found = None if answer.status_code == 404 else int(answer.json()["value"][0][0])
-        right = found in {self.kept, self.asked}
-        self.kept = self.asked = found
+        right = found in {self.kept, self.sent}
+        self.kept = self.sent = found
         return right
 
 
@@ -259,7 +259,7 @@ def full_disk(folder: Path, _: int) -> Outcome:
             outcome.expect(forward.is_success, "a module in memory no longer answers")
         listed = len(http.get("/v1/modules").json()["modules"])
     outcome.expect(listed == 11, f"{listed} modules are there; expected 11")
-    outcome.figures = f"answers: {told_statuses(statuses)}; the old version stays, reads go on, later writes succeed"
+    outcome.figures = f"answers: {error_statuses(statuses)}; the old version stays, reads go on, later writes succeed"
     return outcome
 
 
@@ -317,11 +317,11 @@ def overload(folder: Path, rounds: int) -> Outcome:
         held = http.get("/v1").json()["memory"]["in_flight_bytes"]
     slow = health[int(0.99 * (len(health) - 1))]
     outcome.figures = (
-        f"{few[200] / seconds:,.0f}/s, then {many[200] / seconds:,.0f}/s ({told_statuses(many)}); "
+        f"{few[200] / seconds:,.0f}/s, then {many[200] / seconds:,.0f}/s ({error_statuses(many)}); "
         f"health 99 % within {slow:.0f} ms"
     )
-    outcome.expect(set(few) == {200}, f"16 connections got {told_statuses(few)}")
-    outcome.expect(set(many) <= {0, 200, 429, 503} and many[200], f"600 connections got {told_statuses(many)}")
+    outcome.expect(set(few) == {200}, f"16 connections got {error_statuses(few)}")
+    outcome.expect(set(many) <= {0, 200, 429, 503} and many[200], f"600 connections got {error_statuses(many)}")
     outcome.expect(slow < HEALTH_MS, f"health took {slow:.0f} ms; at most {HEALTH_MS} are allowed")
     outcome.expect(not held, f"{held} bytes are still in flight")
     return outcome
@@ -374,7 +374,7 @@ def _settled(number: Callable[[], int]) -> int:
     return found
 
 
-def told_statuses(statuses: Counter[int]) -> str:
+def error_statuses(statuses: Counter[int]) -> str:
     """Counts by status, as text; 0 stands for a connection that was closed."""
     return ", ".join(f"{status or 'closed'}: {count:,}" for status, count in sorted(statuses.items()))
 

@@ -105,8 +105,8 @@ class Soak:
             try:
                 walking.result()
             except (FaultError, httpx.TransportError) as fault:
-                asked = f" for {fault.request.url.path}" if isinstance(fault, httpx.TransportError) else ""
-                self.faults.append(f"{type(fault).__name__}{asked}: {fault}")
+                place = f" for {fault.request.url.path}" if isinstance(fault, httpx.TransportError) else ""
+                self.faults.append(f"{type(fault).__name__}{place}: {fault}")
                 self.seconds = 0
 
     def _is_over(self) -> bool:

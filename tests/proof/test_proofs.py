@@ -10,7 +10,7 @@ import pytest
 
 from tests.fuzz.__main__ import ROOT
 from tests.proof import chaos
-from tests.proof.chaos import EXPERIMENTS, Outcome, haproxy, told_statuses
+from tests.proof.chaos import EXPERIMENTS, Outcome, error_statuses, haproxy
 from tests.proof.openapi_walk import only_drew_nothing
 from tests.proof.walkers import FaultError, Walker
 
@@ -42,7 +42,7 @@ def test_an_unexpected_status_and_wrong_numbers_are_faults():
             walker.check("kind", found, [1.0, 1.0])
 
 
-def test_a_broken_promise_is_told_and_counted(monkeypatch, capsys):
+def test_a_broken_promise_is_reported_and_counted(monkeypatch, capsys):
     def breaks(folder, rounds):
         outcome = Outcome("nothing", f"{rounds} rounds")
         outcome.expect(True, "this holds")
@@ -52,7 +52,7 @@ def test_a_broken_promise_is_told_and_counted(monkeypatch, capsys):
     monkeypatch.setitem(EXPERIMENTS, "breaks", breaks)
     assert chaos.chaos(["breaks"], 3) == 1
     assert "| breaks | nothing | 3 rounds | this does not |" in capsys.readouterr().out
-    assert told_statuses(Counter({200: 1000, 0: 2})) == "closed: 2, 200: 1,000"
+    assert error_statuses(Counter({200: 1000, 0: 2})) == "closed: 2, 200: 1,000"
 
 
 def test_only_an_array_that_schemathesis_cannot_draw_is_passed_over():

@@ -259,9 +259,9 @@ class Walker:
     async def abort(self) -> None:
         """Leave in the middle of a long computation."""
         body = {"query": self.numbers(700, WIDTH), "return": ["output", "weights"]}
-        asked = self.ask("abort", "POST", f"/v1/modules/{SHARED}/forward", {200}, body)
+        pending = self.ask("abort", "POST", f"/v1/modules/{SHARED}/forward", {200}, body)
         try:
-            await asyncio.wait_for(asked, self.random.choice([1e-3, 0.01, 0.05]))
+            await asyncio.wait_for(pending, self.random.choice([1e-3, 0.01, 0.05]))
         except TimeoutError:
             self.counts["abort", 0] += 1
 

@@ -79,14 +79,14 @@ class Served:
     @property
     def described(self) -> str:
         """What it is, without its numbers."""
-        told = {
+        facts = {
             name: [*value.shape] if hasattr(value, "shape") else value
             for name, value in vars(self.request).items()
             if value is not None and name not in {"spec", "parameters", "encoding"}
         }
         spec = self.module.config.spec if self.module else getattr(self.request, "spec", AttentionSpec())
         where = "module" if self.module else "raw"
-        return f"{where} {self.job.prepared.dtype} {told} {spec.model_dump(exclude_defaults=True)}"
+        return f"{where} {self.job.prepared.dtype} {facts} {spec.model_dump(exclude_defaults=True)}"
 
 
 def combinations(purposes: Sequence[Computation]) -> Iterator[Parts]:

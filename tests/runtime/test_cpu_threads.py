@@ -84,9 +84,9 @@ def test_a_device_takes_no_more_threads_than_there_are_usable_cores(monkeypatch)
 
 
 def test_threads_sleep_unless_the_environment_says_how_they_wait(monkeypatch):
-    told = {"GOMP_SPINCOUNT": "1000"}
-    sleep_while_waiting(told)
-    assert told == {"GOMP_SPINCOUNT": "1000"}
+    environment = {"GOMP_SPINCOUNT": "1000"}
+    sleep_while_waiting(environment)
+    assert environment == {"GOMP_SPINCOUNT": "1000"}
     for name in (*WAITING, "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     assert _environment().items() >= WAITING.items()

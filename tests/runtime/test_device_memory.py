@@ -58,19 +58,19 @@ print(resident() - before)
 """
 
 
-def told(script):
+def printed(script):
     """The numbers that a script prints, in MiB."""
     done = subprocess.run([sys.executable, "-c", RESIDENT + script], check=True, capture_output=True, text=True)
     return [float(line) for line in done.stdout.split()]
 
 
-def test_freed_memory_is_kept_once_for_all_threads_and_given_back_when_asked():
-    kept, counted, given_back = told(THREADS)
+def test_freed_memory_is_kept_once_for_all_threads_and_given_back_on_request():
+    kept, counted, given_back = printed(THREADS)
     assert 12 < kept < 2 * 16
     assert counted == pytest.approx(kept, abs=1)
     assert given_back < 4
 
 
 def test_code_that_is_compiled_for_shapes_stays_within_bounds():
-    (kept,) = told(SHAPES)
+    (kept,) = printed(SHAPES)
     assert kept < 150

@@ -22,7 +22,7 @@ from attention_service.runtime.scheduling.jobs import Job
 SLACK = 2**16
 KINDS = [kind for kind in kinds() if kind.purpose == "gradients"]
 ONES = np.ones((2, 4, 160, 160), np.float32)
-ASKED = {
+EXTRAS = {
     "a loss of weights": {"tap_upstream": {"weights": ONES}},
     "its second gradients": {
         "tap_upstream": {"weights": ONES},
@@ -42,20 +42,20 @@ def few_on_a_device(monkeypatch):
         yield
 
 
-def drawn_job(kind: Kind, asked: str) -> Job:
+def drawn_job(kind: Kind, extra: str) -> Job:
     """One that was drawn at random, with this asked beside."""
     rng = np.random.default_rng(sum(map(ord, kind.name)))
     affordable = partial(needs_between, kind.kernel, 2**19, 2**21)
     while True:
         if (drawn := draw(rng, kind, affordable)) is not None:
             with suppress(AttentionError):  # parts that do not go together
-                return gradients.prepare(drawn.module, asking(drawn, asked), DEVICE.exact(), 2**40)
+                return gradients.prepare(drawn.module, asking(drawn, extra), DEVICE.exact(), 2**40)
 
 
-def asking(drawn: Drawn, asked: str) -> GradientsRequest:
+def asking(drawn: Drawn, extra: str) -> GradientsRequest:
     """Its request, of a kernel that can do it all."""
     request = drawn.request
-    if asked == "check":
+    if extra == "check":
         return request.model_copy(update={"check": True, "kernel": None})
     directions = {name: getattr(request, name) for name in request.wrt if name != "parameters"}
     if drawn.module is not None and "parameters" in request.wrt:
@@ -63,11 +63,11 @@ def asking(drawn: Drawn, asked: str) -> GradientsRequest:
     return request.model_copy(update={"directions": directions, "kernel": None})
 
 
-@pytest.mark.parametrize("asked", ["check", "directions"])
+@pytest.mark.parametrize("extra", ["check", "directions"])
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 @pytest.mark.slow
-def test_the_plan_tells_what_is_held(kind, asked):
-    job = drawn_job(kind, asked)
+def test_the_plan_tells_what_is_held(kind, extra):
+    job = drawn_job(kind, extra)
     (actual,) = peaks([job.run])
     least = 0.98 if job.prepared.dtype in {"float32", "float64"} else 0.95  # oneDNN's products of half types hold more
     assert least * actual - SLACK <= job.plan.peak_bytes <= 1.3 * actual + SLACK
@@ -79,13 +79,13 @@ def module(tmp_path):
     return Library(tmp_path, torch.device("cpu")).create(CreateModule(name="m", config=config, durable=False))[0]
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_the_plan_of_a_loss_of_taps_tells_what_is_held(module, asked, rng):
+@pytest.mark.parametrize("extra", EXTRAS.values(), ids=EXTRAS)
+def test_the_plan_of_a_loss_of_taps_tells_what_is_held(module, extra, rng):
     query = rng.standard_normal((2, 160, 64), np.float32)
-    fields = asked | {"query": query}
-    if "directions" in asked:
-        fields["directions"] = {name: ONES if "weights" in name else query for name in asked["directions"]}
-    if "parameters" in asked:
+    fields = extra | {"query": query}
+    if "directions" in extra:
+        fields["directions"] = {name: ONES if "weights" in name else query for name in extra["directions"]}
+    if "parameters" in extra:
         fields["parameters"] = {name: to_numpy(x) for name, x in module.parameters.items()}
     job = gradients.prepare(module, GradientsRequest(**fields), DEVICE.exact(), 2**40)
     (actual,) = peaks([job.run])

@@ -89,13 +89,13 @@ def parameters(engine, name):
 
 
 @pytest.fixture
-def told(rng):
+def inputs(rng):
     return rng.standard_normal((5, WIDTH)), rng.standard_normal((5, WIDTH))
 
 
 @pytest.mark.parametrize("name", LATENTS)
-def test_the_numbers_are_those_of_the_equations(name, run, engine, told):
-    x, source = told
+def test_the_numbers_are_those_of_the_equations(name, run, engine, inputs):
+    x, source = inputs
     p, latent = parameters(engine, name), LATENTS[name]
     taps = {"return": ["output", "weights", "k"]}
     reply = run(engine.forward(name, ForwardRequest(query=x, **taps)))
@@ -114,8 +114,8 @@ def test_the_numbers_are_those_of_the_equations(name, run, engine, told):
 @pytest.mark.parametrize(
     "name", [name if name == "both" else pytest.param(name, marks=pytest.mark.slow) for name in LATENTS]
 )
-def test_gradients_of_every_parameter_are_those_of_differences(name, run, engine, told):
-    request = GradientsRequest(query=told[0], key=told[1], wrt=["query", "key", "parameters"], check=True)
+def test_gradients_of_every_parameter_are_those_of_differences(name, run, engine, inputs):
+    request = GradientsRequest(query=inputs[0], key=inputs[1], wrt=["query", "key", "parameters"], check=True)
     reply = run(engine.ask("gradients", name, request))
     assert set(reply.gradients) == {"query", "key", *parameters(engine, name)}
     assert all(np.any(np.asarray(value)) for value in reply.gradients.values())
@@ -123,11 +123,12 @@ def test_gradients_of_every_parameter_are_those_of_differences(name, run, engine
 
 
 @pytest.mark.parametrize("name", LATENTS)
-def test_a_session_gives_the_numbers_of_the_whole_sequence(name, run, engine, told):
-    whole = run(engine.forward(name, ForwardRequest(query=told[0])))
+def test_a_session_gives_the_numbers_of_the_whole_sequence(name, run, engine, inputs):
+    whole = run(engine.forward(name, ForwardRequest(query=inputs[0])))
     session = run(engine.sessions.open(name, OpenSession())).session
     steps = [
-        run(engine.sessions.step(session, validate(StepRequest, {"query": part}))) for part in np.split(told[0], [2, 3])
+        run(engine.sessions.step(session, validate(StepRequest, {"query": part})))
+        for part in np.split(inputs[0], [2, 3])
     ]
     np.testing.assert_allclose(np.concatenate([step.output for step in steps]), whole.output, atol=1e-12)
 
@@ -192,6 +193,6 @@ def test_there_are_no_circuits_through_a_norm(fields, param, run, engine):
     assert fault.value.param == param
 
 
-def test_the_spectra_of_its_parameters_are_told(run, engine):
+def test_the_spectra_of_its_parameters_are_reported(run, engine):
     reply = run(engine.analyses.circuits("both", CircuitsRequest(parts=["spectra"])))
     assert {each.name for each in reply.spectra} == set(parameters(engine, "both"))

@@ -17,7 +17,7 @@ from attention_service.runtime.operations import complexity, forward, gradients,
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 
-ROOM = 2**40
+FREE_BYTES = 2**40
 CLOCK = LearnedClock(
     Roofline(Rates(1e11, 1e10, 5e-5)), {"forward fused float32": Factor(-7.0, -2.0, 0.05, 0.05, -0.1, 0.2)}
 )
@@ -32,9 +32,9 @@ def device():
 def test_empty_requests_are_planned(device, batch, queries, keys):
     q, k = np.ones((batch, 2, queries, 8), np.float32), np.ones((batch, 2, keys, 8), np.float32)
     plans = [
-        forward.prepare(None, RawForwardRequest(query=q, key=k, value=k), device, ROOM).plan,
-        gradients.prepare(None, RawGradientsRequest(query=q, key=k, value=k, wrt=["query"]), device, ROOM).plan,
-        inspection.prepare(None, RawWeightsRequest(query=q, key=k, value=k), device, ROOM).plan,
+        forward.prepare(None, RawForwardRequest(query=q, key=k, value=k), device, FREE_BYTES).plan,
+        gradients.prepare(None, RawGradientsRequest(query=q, key=k, value=k, wrt=["query"]), device, FREE_BYTES).plan,
+        inspection.prepare(None, RawWeightsRequest(query=q, key=k, value=k), device, FREE_BYTES).plan,
     ]
     if keys:
         plans.append(hopfield.prepare(HopfieldRequest(stored=k, states=q), device).plan)
@@ -48,7 +48,7 @@ def test_the_mask_of_what_is_kept_is_admitted_with_the_rest(device):
     def plan(*, returned, **more):
         dropout = Dropout(p=0.1, return_mask=returned)
         request = RawForwardRequest(query=x, key=x, value=x, dropout=dropout, kernel="blocked", **more)
-        return forward.prepare(None, request, device.exact(), ROOM)
+        return forward.prepare(None, request, device.exact(), FREE_BYTES)
 
     some = {"heads": [0], "queries": [1, 2]}
     bare, whole, row = plan(returned=False), plan(returned=True), plan(returned=True, select=some)
@@ -67,14 +67,14 @@ def test_what_no_factor_describes_teaches_none(device):
     assert hopfield.prepare(HopfieldRequest(stored=x, states=x, steps=3), device).prepared.watched
     assert not hopfield.prepare(HopfieldRequest(stored=x, states=x, eps=0.1), device).prepared.watched
     edited = RawForwardRequest(query=x, key=x, value=x, edits=[{"tap": "weights", "set": 0.0}])
-    assert not forward.prepare(None, edited, device, ROOM).prepared.watched
+    assert not forward.prepare(None, edited, device, FREE_BYTES).prepared.watched
     checked = RawGradientsRequest(query=x, key=x, value=x, wrt=["query"], check=True)
-    assert not gradients.prepare(None, checked, device, ROOM).prepared.watched
+    assert not gradients.prepare(None, checked, device, FREE_BYTES).prepared.watched
 
 
 @pytest.mark.parametrize("size", [1, 2**26])
 def test_sizes_of_any_magnitude_have_a_time(device, size):
     request = RawComplexityRequest(shape=Shape(queries=size), num_heads=1, head_dim=8)
-    (cost,) = complexity.report(None, request, Place(device, ROOM, ROOM)).costs
+    (cost,) = complexity.report(None, request, Place(device, FREE_BYTES, FREE_BYTES)).costs
     for took in (cost.predicted.forward, cost.predicted.gradients, *cost.predicted.encoding.values()):
         assert 0 < took.low_ms <= took.median_ms <= took.high_ms < float("inf")

@@ -48,9 +48,9 @@ async def engine(tmp_path):
     await engine.stop()
 
 
-def read(model, asked, media_type=SAFETENSORS):
+def read(model, request, media_type=SAFETENSORS):
     """A request as the server reads it."""
-    body = b"".join(to_body(asked, media_type, "request"))
+    body = b"".join(to_body(request, media_type, "request"))
     return from_body(model, memoryview(body), media_type, "request")
 
 
@@ -81,8 +81,8 @@ async def test_requests_alike_are_answered_by_their_own_numbers(engine, rng, que
     for extra, media_type in product(taken, [SAFETENSORS, JSON]):
         engine.device.plans = plans = PlanCache()
         for _ in range(3):
-            asked = model(**{"query": rng.standard_normal((2, 3, WIDTH), np.float32)} | EXTRAS[extra](rng))
-            request = read(model, asked, media_type)
+            original = model(**{"query": rng.standard_normal((2, 3, WIDTH), np.float32)} | EXTRAS[extra](rng))
+            request = read(model, original, media_type)
             found = await asker(engine, question)("m", request)
             engine.device.plans = PlanCache()
             same(found, await asker(engine, question)("m", request), extra)

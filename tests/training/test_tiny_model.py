@@ -44,7 +44,7 @@ def found(model, words):
     return measured(model, words)
 
 
-def said(name):
+def figures(name):
     """Return the figure of a row of the card."""
     row = next(line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith(f"| {name}"))
     return [float(each) for each in re.findall(r"(?<!\d)\d+(?:\.\d+)?", row.removeprefix(f"| {name}"))]
@@ -69,12 +69,12 @@ def test_heads_look_back_and_repeat(found):
 
 
 def test_the_card_says_what_is_measured(found):
-    assert said("loss, in nats a token")[0] == pytest.approx(found.loss, abs=0.01)
-    assert said("the same tokens, said again")[0] == pytest.approx(found.second_loss, abs=0.01)
+    assert figures("loss, in nats a token")[0] == pytest.approx(found.loss, abs=0.01)
+    assert figures("the same tokens, said again")[0] == pytest.approx(found.second_loss, abs=0.01)
     for layer, head in np.ndindex(*found.previous.shape):
-        told = said(f"{layer}.{head} |")
+        stated = figures(f"{layer}.{head} |")
         measures = (found.previous, found.induction, found.first_key)
-        assert told == pytest.approx([each[layer, head].item() for each in measures], abs=0.01)
+        assert stated == pytest.approx([each[layer, head].item() for each in measures], abs=0.01)
 
 
 def test_the_tokenizer_gives_every_text_back(words):
@@ -85,9 +85,9 @@ def test_the_tokenizer_gives_every_text_back(words):
 
 def test_a_conversation_is_written_as_it_was_learnt(words):
     messages = [{"role": "user", "content": "Where is Ben?"}]
-    told = words.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert told == "<|begin|><|user|>Where is Ben?<|end|><|assistant|>"
-    assert told.removeprefix(words.bos_token).endswith("<|assistant|>")
+    text = words.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == "<|begin|><|user|>Where is Ben?<|end|><|assistant|>"
+    assert text.removeprefix(words.bos_token).endswith("<|assistant|>")
 
 
 def test_the_same_seed_writes_the_same_text():
@@ -131,7 +131,7 @@ async def test_its_layers_are_modules_too(model, tmp_path):
     torch.testing.assert_close(torch.tensor(reply.weights).float(), weights, atol=2e-3, rtol=0)
 
 
-def test_repeated_tokens_are_said_twice():
+def test_repeated_tokens_are_written_twice():
     twice = repeated(torch.Generator().manual_seed(0), 2, 5, 96)
     assert twice.shape == (2, 11)
     assert torch.equal(twice[:, 1:6], twice[:, 6:])

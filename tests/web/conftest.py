@@ -225,7 +225,10 @@ def visit(browser: Any, site: str, request: pytest.FixtureRequest) -> Iterator[V
     page.set_default_timeout(1000 * PATIENCE_S)
     page.on("console", lambda line: line.type in ("error", "warning") and visited.faults.append(line.text))
     page.on("pageerror", lambda error: visited.faults.append(str(error)))
-    page.on("request", lambda asked: visited.faults.append(asked.url) if not _own(asked.url, site) else None)
+    page.on(
+        "request",
+        lambda sent_request: visited.faults.append(sent_request.url) if not _own(sent_request.url, site) else None,
+    )
     with visited.http:
         yield visited
     context.close()

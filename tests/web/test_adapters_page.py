@@ -61,12 +61,12 @@ def test_an_adapter_opens_beside_its_base_with_the_change_of_every_head(visit):
     page.get_by_text("base + adapter random-lora on cpu").wait_for()
     page.get_by_role("link", name="Compare").click()
     page.get_by_role("heading", name="Changes by the adapter random-lora").wait_for()
-    asked = {"text": TEXT, "compare": "base"}
-    layers = visit.http.post(f"/v1/models/{VARIANT}/weights", json=asked).json()["layers"]
+    fields = {"text": TEXT, "compare": "base"}
+    layers = visit.http.post(f"/v1/models/{VARIANT}/weights", json=fields).json()["layers"]
     expected = np.array([divergence(np.array(each["weights"]), np.array(each["base"]["weights"])) for each in layers])
     np.testing.assert_allclose(numbers(page), expected, rtol=2e-3, atol=1e-6)
     assert expected[0].max() == 0 < expected[1].min()  # layer 1 is the first that the adapter changes
-    prediction = visit.http.post(f"/v1/models/{VARIANT}/forward", json=asked | {"top_k": 5}).json()["predictions"][0]
+    prediction = visit.http.post(f"/v1/models/{VARIANT}/forward", json=fields | {"top_k": 5}).json()["predictions"][0]
     page.locator("dd", has_text=re.compile(f"^{prediction['divergence']:.3f}$")).wait_for()
     rows = page.locator("table", has_text="Likeliest tokens of both").locator("tbody tr")
     shown = [[float(cell.replace("−", "-")) for cell in row.locator("td").all_inner_texts()] for row in rows.all()]

@@ -33,8 +33,8 @@ def drawn_signs(page, shown: dict) -> np.ndarray:
         " return [Array.from(data), width, height] }"
     )
     image = np.array(pixels).reshape(high, wide, 4).astype(int)
-    room = page.locator(".dimensions").evaluate("e => e.clientWidth")
-    cell = max(200 / width, min(14, max(1.5, (max(620, room) - 104 - 2 * 108 - 3 * 18) / (2 * width))))
+    client_width = page.locator(".dimensions").evaluate("e => e.clientWidth")
+    cell = max(200 / width, min(14, max(1.5, (max(620, client_width) - 104 - 2 * 108 - 3 * 18) / (2 * width))))
     x = (104 + cell * width + 18 + (np.arange(width) + 0.4) * cell).astype(int)
     y = 64 + np.arange(keys) * 18 + 9
     red, blue = (image[y][:, x, channel] for channel in (0, 2))
@@ -58,11 +58,11 @@ def check_drawing(page, shown: dict, scores: np.ndarray) -> None:
 def test_the_parts_of_a_recorded_score_add_up_to_the_api_s(visit):
     from attention_client.recording import Recording
 
-    asked = live(Recording.load(RECORDING), 1) | {
+    fields = live(Recording.load(RECORDING), 1) | {
         "return": ["scores", "weights"],
         "select": {"heads": [3], "queries": [8]},
     }
-    reply = visit.http.post("/v1/attention/forward", json=asked).json()
+    reply = visit.http.post("/v1/attention/forward", json=fields).json()
     page = visit.open("#/query?layer=1&head=3&query=8")
     shown = exported(page)
     check_drawing(page, shown, np.array(reply["scores"])[0, 0])
@@ -74,9 +74,9 @@ def test_the_parts_of_a_recorded_score_add_up_to_the_api_s(visit):
     canvas.focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown"):
         page.keyboard.press(key)
-    told = section.locator(".readout")
-    told.filter(has_text=re.compile(r"^cat, dimension 1: ")).wait_for()
-    part = float(re.search(r"= (\S+),", told.inner_text())[1].replace("−", "-"))
+    readout = section.locator(".readout")
+    readout.filter(has_text=re.compile(r"^cat, dimension 1: ")).wait_for()
+    part = float(re.search(r"= (\S+),", readout.inner_text())[1].replace("−", "-"))
     assert part == pytest.approx(shown["products"][2][1], rel=6e-3)
     assert page.locator(".tokens .key").all_inner_texts() == ["cat"]
     assert visit.violations() == []
@@ -89,23 +89,23 @@ def test_the_vectors_of_a_module_are_those_that_give_the_score(visit, kind):
     assert visit.http.post("/v1/modules", json={"name": "page-turned", "config": config, "seed": 1}).is_success
     query = np.random.default_rng(0).normal(size=(6, 32)).round(2).tolist()
     chosen = {"heads": [2], "queries": [4]}
-    asked = {"query": query, "return": ["q", "k", "scores", "masked_scores"], "select": chosen}
-    reply = visit.http.post("/v1/modules/page-turned/forward", json=asked).json()
+    fields = {"query": query, "return": ["q", "k", "scores", "masked_scores"], "select": chosen}
+    reply = visit.http.post("/v1/modules/page-turned/forward", json=fields).json()
     page = visit.open(f"#/query?source=module:page-turned&input={json.dumps(query)}&head=2&query=4")
     shown = exported(page)
     check_drawing(page, shown, np.array(reply["scores"])[0, 0])
     np.testing.assert_allclose(shown["q"], np.array(reply["q"])[0, 0], rtol=1e-5)
     np.testing.assert_allclose(shown["k"], np.array(reply["k"])[0], rtol=1e-5)
-    said = page.get_by_role("region", name="q · k by dimension").locator("p").first.inner_text()
-    assert ("rotated by position" in said) == (kind == "rope")
-    assert ("position bias" in said) == (kind == "alibi")
+    text = page.get_by_role("region", name="q · k by dimension").locator("p").first.inner_text()
+    assert ("rotated by position" in text) == (kind == "rope")
+    assert ("position bias" in text) == (kind == "alibi")
     visit.http.delete("/v1/modules/page-turned")
 
 
 def test_a_whole_model_s_score_has_parts_after_its_rotation(visit):
     chosen = {"layers": [1], "select": {"heads": [0], "queries": [13]}, "top_k": 0}
-    asked = {"text": TEXT, "return": ["scores", "q"]} | chosen
-    reply = visit.http.post("/v1/models/tiny/forward", json=asked).json()["layers"][0]
+    fields = {"text": TEXT, "return": ["scores", "q"]} | chosen
+    reply = visit.http.post("/v1/models/tiny/forward", json=fields).json()["layers"][0]
     page = visit.open("#/query?source=model:tiny&layer=1&head=0&query=13")
     shown = exported(page)
     check_drawing(page, shown, np.array(reply["scores"])[0, 0])
@@ -115,8 +115,8 @@ def test_a_whole_model_s_score_has_parts_after_its_rotation(visit):
 
 def test_a_model_with_a_bias_and_no_scale_has_parts_and_steps_too(visit):
     chosen = {"layers": ["encoder.1"], "select": {"heads": [2], "queries": [3]}, "top_k": 0}
-    asked = {"text": "the cat sat on the mat", "return": ["scores", "masked_scores"]} | chosen
-    reply = visit.http.post("/v1/models/t5/forward", json=asked).json()["layers"][0]
+    fields = {"text": "the cat sat on the mat", "return": ["scores", "masked_scores"]} | chosen
+    reply = visit.http.post("/v1/models/t5/forward", json=fields).json()["layers"][0]
     page = visit.open("#/query?source=model:t5&text=the+cat+sat+on+the+mat&layer=1&head=2&query=3")
     shown = exported(page)
     assert shown["scale"] == pytest.approx(1, abs=1e-4)
@@ -126,7 +126,7 @@ def test_a_model_with_a_bias_and_no_scale_has_parts_and_steps_too(visit):
     np.testing.assert_allclose(masked, np.array(reply["masked_scores"])[0, 0], atol=6e-4)
 
 
-def test_a_score_that_is_no_product_is_said_to_have_no_parts(visit):
+def test_a_score_that_is_no_product_is_reported_to_have_no_parts(visit):
     config = {"d_model": 16, "num_heads": 2, "spec": {"score": {"name": "additive"}}}
     assert visit.http.post("/v1/modules", json={"name": "page-sums", "config": config}).is_success
     page = visit.open("#/query?source=module:page-sums")
@@ -138,7 +138,7 @@ def test_a_score_that_is_no_product_is_said_to_have_no_parts(visit):
 @pytest.mark.parametrize("visit", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True)
 def test_the_drawing_scrolls_on_a_phone(visit):
     page = visit.open("#/query?layer=1&head=3&query=8")
-    room = page.locator(".dimensions")
-    room.wait_for()
+    drawing = page.locator(".dimensions")
+    drawing.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert room.evaluate("e => e.scrollWidth") > 390
+    assert drawing.evaluate("e => e.scrollWidth") > 390

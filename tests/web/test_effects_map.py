@@ -21,12 +21,12 @@ def site(tmp_path_factory):
 
 
 def test_the_effects_of_a_model_open_with_the_map_of_its_heads(visit):
-    asked = []
-    visit.page.on("request", lambda each: each.url.endswith("/effects") and asked.append(each.url))
+    requests = []
+    visit.page.on("request", lambda each: each.url.endswith("/effects") and requests.append(each.url))
     page = visit.open("#/effects?source=model:tiny&layer=1")
     reply = visit.http.post("/v1/models/tiny/effects", json={"text": TEXT} | SWEEP).json()
     np.testing.assert_allclose(numbers(page), reply["effects"]["value"], rtol=2e-3, atol=2e-6)
-    assert len(asked) == 1
+    assert len(requests) == 1
     most = divmod(int(np.argmax(np.abs(reply["effects"]["value"]))), 4)
     assert facts(page)["matters most"] == f"L{most[0]}H{most[1]}"
     rows = page.locator("table", has_text="The heads of L1").locator("tbody tr").all()

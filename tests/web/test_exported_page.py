@@ -62,7 +62,7 @@ def test_an_exported_page_draws_the_overview_the_tour_and_all_heads_without_a_se
     assert page.locator(".problem").count() == 0
 
 
-def test_what_was_not_recorded_is_told_in_a_sentence_that_names_the_way_to_a_server(visit):
+def test_a_sentence_about_what_was_not_recorded_names_the_way_to_a_server(visit):
     page = visit.open("#/head?source=model:tiny")
     page.get_by_label("Type a sentence").fill("Another sentence")
     page.get_by_label("Type a sentence").press("Enter")

@@ -48,9 +48,9 @@ def test_heads_stand_where_the_client_finds_them_and_the_strongest_comes_first(v
     page.get_by_role("button", name=f"Go through {len(shipped_texts())} texts").click()
     page.locator(".scatter").wait_for(timeout=60_000)
     heads = page.locator(".scatter [role=button]")
-    told = [re.findall(r"[\d.e−-]+(?=,|$)", each.get_attribute("aria-label")) for each in heads.all()]
+    numbers = [re.findall(r"[\d.e−-]+(?=,|$)", each.get_attribute("aria-label")) for each in heads.all()]
     expected = np.stack([survey.means("previous_token"), survey.means("induction")], 1)
-    np.testing.assert_allclose(np.array(told, float), expected, rtol=6e-3)
+    np.testing.assert_allclose(np.array(numbers, float), expected, rtol=6e-3)
     page.get_by_role("heading", name="L1H0").wait_for()
     assert page.locator(".passages button").all_inner_texts() == [
         f"{survey.of('induction')[text, 4]:.3g} {survey.texts[text]}" for text in survey.strongest(1, 0, "induction")
@@ -68,8 +68,8 @@ def test_a_passage_has_the_lines_and_the_weights_of_the_head(visit, survey):
     page.locator(".passages button").nth(1).click()
     page.wait_for_url(f"**passage={text}**")
     visit.drawn()
-    asked = {"text": survey.texts[text], "layers": [0], "select": {"heads": [0]}}
-    weights = np.array(visit.http.post("/v1/models/tiny/weights", json=asked).json()["layers"][0]["weights"][0])
+    fields = {"text": survey.texts[text], "layers": [0], "select": {"heads": [0]}}
+    weights = np.array(visit.http.post("/v1/models/tiny/weights", json=fields).json()["layers"][0]["weights"][0])
     page.wait_for_function(
         f"document.querySelectorAll('.linked svg path').length === {int((weights >= 0.15).sum())}"
     )  # fmt: skip
@@ -135,7 +135,7 @@ def test_texts_of_ones_own_are_read_and_a_line_that_cannot_be_is_named(visit, tm
     assert page.locator(".passages button").count() == 1
 
 
-def test_another_model_is_asked_only_when_that_is_wanted(visit, started_as_served):
+def test_another_model_is_used_only_when_that_is_wanted(visit, started_as_served):
     page = open_found(visit)
     page.get_by_role("combobox", name="Heads of").select_option("small")
     page.get_by_role("button", name=f"Go through {len(shipped_texts())} texts").wait_for()

@@ -30,8 +30,8 @@ def site(tmp_path_factory):
 
 
 def looked_at(visit, view: str, **more: str):
-    told = "".join(f"&{name}={value}" for name, value in more.items())
-    page = visit.open(f"#/{view}?source=model:tiny{told}")
+    parameters = "".join(f"&{name}={value}" for name, value in more.items())
+    page = visit.open(f"#/{view}?source=model:tiny{parameters}")
     page.locator("main canvas, main svg.drawing").first.wait_for()
     visit.drawn()
     return page
@@ -143,8 +143,8 @@ def test_the_memory_bar_counts_whole_models(visit):
     page = visit.open("#/model")
     memory = visit.http.get("/v1").json()["memory"]
     assert memory["models_bytes"] > 0
-    told = page.locator(".legend .models b").inner_text()
-    assert told != "0 B"
+    text = page.locator(".legend .models b").inner_text()
+    assert text != "0 B"
     assert page.locator(".bar .models").bounding_box()["width"] >= 2
 
 
@@ -154,8 +154,8 @@ def test_bars_of_probabilities_have_the_length_that_they_say(visit):
         page = looked_at(visit, "decode", knocked=knocked)
         drawing = page.locator("svg.drawing").last
         first = drawing.locator("rect").first
-        said = drawing.locator("text").all_text_contents()
-        number = next(float(each) for each in said if re.fullmatch(r"0\.\d+", each))
+        texts = drawing.locator("text").all_text_contents()
+        number = next(float(each) for each in texts if re.fullmatch(r"0\.\d+", each))
         widths[number] = float(first.get_attribute("width"))
     (low, short), (high, long) = sorted(widths.items())
     assert high > 2 * low

@@ -33,8 +33,8 @@ def site(tmp_path_factory):
 
 
 def weights_of(visit, model, layer, head, part="weights"):
-    asked = {"text": TEXT, "layers": [layer]}
-    (found,) = visit.http.post(f"/v1/models/{model}/weights", json=asked).json()["layers"]
+    fields = {"text": TEXT, "layers": [layer]}
+    (found,) = visit.http.post(f"/v1/models/{model}/weights", json=fields).json()["layers"]
     return np.array(found[part])[head]
 
 
@@ -56,8 +56,8 @@ def test_implicit_weights_are_drawn_about_zero_with_statistics_of_their_shares(v
     expected = weights_of(visit, "hybrid", 0, 1)
     assert expected.min() < 0
     np.testing.assert_allclose(numbers(page), expected, rtol=2e-3, atol=1e-6)
-    asked = {"text": TEXT, "layers": [0], "statistics": ["entropy", "max_weight"], "normalize": "absolute"}
-    (found,) = visit.http.post("/v1/models/hybrid/weights", json=asked).json()["layers"]
+    fields = {"text": TEXT, "layers": [0], "statistics": ["entropy", "max_weight"], "normalize": "absolute"}
+    (found,) = visit.http.post("/v1/models/hybrid/weights", json=fields).json()["layers"]
     row = page.locator("table.many tbody tr", has_text="L0H1").locator("td")
     shown = [float(row.nth(at).inner_text()) for at in (0, 2)]
     expected = [found["statistics"][name][1] for name in ("entropy", "max_weight")]

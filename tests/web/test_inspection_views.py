@@ -94,8 +94,8 @@ def test_effects_and_attributions_are_those_of_the_chosen_sequence(visit):
     answered = visit.http.post("/v1/modules/page-two/effects", json=body | {"sweep": swept}).json()
     page = visit.open(f"#/effects?{chosen}&over=queries&measure=max")
     np.testing.assert_allclose(numbers(page), answered["effects"]["max"][1], rtol=1e-3, atol=1e-6)
-    asked = body | {"methods": ["norm"]}
-    answered = visit.http.post("/v1/modules/page-two/attribution", json=asked).json()
+    fields = body | {"methods": ["norm"]}
+    answered = visit.http.post("/v1/modules/page-two/attribution", json=fields).json()
     page = visit.open(f"#/gradient?{chosen}&attribution=norm&head=1")
     np.testing.assert_allclose(numbers(page, 1), answered["norm"][1][1], rtol=1e-3, atol=1e-6)
     visit.http.delete("/v1/modules/page-two")
@@ -149,8 +149,8 @@ def test_gradients_are_those_of_the_api(visit):
 
 @pytest.mark.parametrize("method", ["gradient_attention", "integrated", "relevance", "norm", "norm_of_sum"])
 def test_attributions_are_those_of_the_api(visit, recorded, method):
-    asked = {"methods": ["head_importance", method.removesuffix("_of_sum")]}
-    answered = visit.http.post("/v1/attention/attribution", json=live(recorded, 1) | asked).json()
+    fields = {"methods": ["head_importance", method.removesuffix("_of_sum")]}
+    answered = visit.http.post("/v1/attention/attribution", json=live(recorded, 1) | fields).json()
     page = visit.open(f"#/gradient?layer=1&head=3&loss=sum&attribution={method}")
     expected = np.array(answered[method])
     np.testing.assert_allclose(numbers(page, 1), expected[3] if expected.ndim == 3 else expected, rtol=2e-3, atol=1e-5)
@@ -180,8 +180,8 @@ def test_a_readout_s_attributions_add_up(visit):
     page.get_by_label(re.compile("^Readout")).blur()
     page.locator("dd").first.wait_for()
     body = {"query": [[1, 0], [0, 1]], "key": [[1, 0], [0, 1], [1, 1]], "value": [[1, 2], [3, 4], [5, 6]]}
-    asked = body | {"methods": ["integrated"], "readout": readout}
-    answered = visit.http.post("/v1/attention/attribution", json=asked).json()
+    fields = body | {"methods": ["integrated"], "readout": readout}
+    answered = visit.http.post("/v1/attention/attribution", json=fields).json()
     np.testing.assert_allclose(numbers(page), answered["integrated"], rtol=1e-3, atol=1e-6)
     gap = float(facts(page)["gap of completeness"].replace("−", "-"))
     assert gap == pytest.approx(answered["completeness"]["gap"], rel=1e-3)

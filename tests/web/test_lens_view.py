@@ -46,8 +46,8 @@ def test_each_cell_is_the_likeliest_token_and_a_click_reads_its_heads(visit):
     logits = [number(row.locator("td").first.inner_text()) for row in behind.all()]
     np.testing.assert_allclose(logits, top["logits"][13], rtol=2e-3)
     final = reply["layers"][-1]["hidden"]["top"]["ids"][13][0]
-    asked = {"text": TEXT, "of": ["heads"], "layers": [1], "positions": [13], "targets": [final]}
-    heads = visit.http.post("/v1/models/tiny/lens", json=asked).json()["layers"][0]["heads"]
+    fields = {"text": TEXT, "of": ["heads"], "layers": [1], "positions": [13], "targets": [final]}
+    heads = visit.http.post("/v1/models/tiny/lens", json=fields).json()["layers"][0]["heads"]
     rows = page.locator("table", has_text="What each head adds").locator("tbody tr")
     rows.filter(has_text="L1H0").wait_for()
     added = [number(row.locator("td").first.inner_text()) for row in rows.all()]
@@ -86,8 +86,8 @@ def test_a_lens_is_fitted_at_its_price_read_by_and_deleted(visit):
     (lens,) = visit.http.get("/v1/models/tiny/lenses").json()["lenses"]
     page.wait_for_url(f"**lens={lens['id']}**")
     assert page.get_by_role("combobox", name="Read by").input_value() == lens["id"]
-    asked = {"text": TEXT, "top_k": 5, "kind": "jacobian", "lens": lens["id"]}
-    reply = visit.http.post("/v1/models/tiny/lens", json=asked).json()
+    fields = {"text": TEXT, "top_k": 5, "kind": "jacobian", "lens": lens["id"]}
+    reply = visit.http.post("/v1/models/tiny/lens", json=fields).json()
     expected = shown(reply["names"][str(reply["layers"][0]["hidden"]["top"]["ids"][13][0])])
     page.get_by_role("button", name="L0 at 13 am: ").filter(has_text=expected).wait_for()
     page.locator("table", has_text="What each head adds").wait_for()

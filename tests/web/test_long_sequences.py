@@ -21,8 +21,8 @@ COUNT = """() => {
 def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     config = {"d_model": 16, "num_heads": 2}
     assert visit.http.post("/v1/modules", json={"name": "page-long", "config": config}).is_success
-    asked = []
-    visit.page.on("request", lambda each: each.url.endswith("/weights") and asked.append(each.post_data_json))
+    requests = []
+    visit.page.on("request", lambda each: each.url.endswith("/weights") and requests.append(each.post_data_json))
     began = time.perf_counter()
     page = visit.open(f"#/head?source=module:page-long&tokens={TOKENS}&query=700&key=5")
     canvas = page.locator(".stage canvas")
@@ -30,7 +30,7 @@ def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     opened = time.perf_counter() - began
     number = page.locator(".readout b", has_text=re.compile(r"\d"))
     number.wait_for()
-    again = {"query": asked[0]["query"], "select": {"heads": [0], "queries": [3, 700]}}
+    again = {"query": requests[0]["query"], "select": {"heads": [0], "queries": [3, 700]}}
     row = visit.http.post("/v1/modules/page-long/weights", json=again).json()["weights"][0][1]
     np.testing.assert_allclose(float(number.inner_text()), row[5], rtol=2e-5)
     canvas.focus()
@@ -66,7 +66,7 @@ def test_a_stored_head_is_pooled_by_the_server_and_exact_under_the_cursor(visit)
     })  # fmt: skip
     with Client(visit.url) as client:
         id = client.recordings.create(recording).id  # noqa: A001
-        told = client.recordings.statistics(id, statistics=["entropy", "mean_distance"]).attentions[0].statistics
+        statistics = client.recordings.statistics(id, statistics=["entropy", "mean_distance"]).attentions[0].statistics
     read = []
     visit.page.on("response", lambda reply: "/recordings/" in reply.url and read.append((reply.url, reply.body())))
     query, key = 700, int(weights[1, 700].argmax())
@@ -77,7 +77,7 @@ def test_a_stored_head_is_pooled_by_the_server_and_exact_under_the_cursor(visit)
     text = number.inner_text()
     np.testing.assert_allclose(float(text), weights[1, query, key], rtol=2e-5)
     shown = page.locator("main").inner_text()
-    for value in (told.entropy[1], told.mean_distance[1]):
+    for value in (statistics.entropy[1], statistics.mean_distance[1]):
         assert f"{value:.3f}" in shown
     assert any("pool=" in url for url, _ in read)
     assert max(len(body) for _, body in read) < weights[0].nbytes / 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api.hub import asked_here, hub
+from tests.api.hub import hub, hub_of_this_process
 from tests.conftest import eventually, live_server
 
 tiny_models = pytest.importorskip("tests.client.tiny_models")
@@ -25,7 +25,7 @@ def mirror(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(mirror):
-    with hub(mirror) as served, asked_here(served.address):
+    with hub(mirror) as served, hub_of_this_process(served.address):
         yield served
 
 
@@ -40,7 +40,7 @@ def site(served, store):
         yield url
 
 
-def test_what_cannot_be_fetched_is_told_in_the_menu(visit):
+def test_what_cannot_be_fetched_is_reported_in_the_menu(visit):
     page = visit.open("#/model")
     page.get_by_text("More models").click()
     page.get_by_label("From the Hugging Face hub").select_option("")

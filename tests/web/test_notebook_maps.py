@@ -14,7 +14,7 @@ def test_maps_draw_and_tell_what_is_below_the_pointer(browser, tmp_path):
     page, faults = browser.new_page(), []
     page.on("console", lambda line: faults.append(line.text))
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("request", lambda asked: asked.url.startswith("file:") or faults.append(asked.url))
+    page.on("request", lambda request: request.url.startswith("file:") or faults.append(request.url))
     page.goto(f"file://{file}")
     one, two, three = (page.locator(".attention-maps").nth(at) for at in range(3))
     one.get_by_label("Head", exact=True).select_option("1")

@@ -71,7 +71,7 @@ def test_formulas_are_those_of_the_module(visit):
     visit.http.delete("/v1/modules/page-sinks")
 
 
-def test_a_server_that_refuses_for_now_is_not_said_to_have_no_modules(visit):
+def test_a_server_that_refuses_for_now_is_not_shown_without_modules(visit):
     refusal = {"title": "Busy", "status": 429, "code": "overloaded", "detail": "Later."}
     headers = {"Retry-After": "1", "Content-Type": "application/problem+json"}
     visit.page.route(
@@ -248,7 +248,7 @@ def test_keys_choose_among_the_heads_that_are_there_and_each_change_is_one_step(
 
 
 @pytest.mark.parametrize(
-    ("asked", "shown"),
+    ("address", "shown"),
     [
         ("#/nonsense", "#/overview?"),
         ("#/head?layer=99&head=99", "#/head?head=11&layer=5&"),
@@ -256,7 +256,7 @@ def test_keys_choose_among_the_heads_that_are_there_and_each_change_is_one_step(
         ("#/compare?b_layer=9", "#/compare?b_layer=5&"),
     ],
 )
-def test_the_address_says_what_is_shown(visit, asked, shown):
-    page = visit.open(asked)
+def test_the_address_says_what_is_shown(visit, address, shown):
+    page = visit.open(address)
     page.wait_for_url(f"**/{shown}source=builtin%3Acat")
     assert page.get_by_role("button", name="Undo").is_disabled()

@@ -26,7 +26,7 @@ def orange(canvas) -> np.ndarray:
     return (abs(image - [168, 74, 22]) < 30).all(-1)
 
 
-def test_a_cell_of_a_small_map_is_marked_everywhere_and_told(visit, recorded):
+def test_a_cell_of_a_small_map_is_marked_everywhere_and_read_out(visit, recorded):
     page = visit.open("#/overview?layer=1&head=3")
     small = page.get_by_role("link", name="Open L2H5", exact=True).first.locator(".map")
     box = small.bounding_box()
@@ -82,10 +82,10 @@ def test_maps_beside_each_other_mark_the_same_cell(visit, recorded):
     maps.first.locator("canvas").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    told = [maps.nth(at).locator(".readout b") for at in range(3)]
-    told[2].filter(has_text=re.compile(r"\d")).wait_for()
+    readout = [maps.nth(at).locator(".readout b") for at in range(3)]
+    readout[2].filter(has_text=re.compile(r"\d")).wait_for()
     one, other = (float(recorded.weights(1)[head, 2, 1]) for head in (3, 5))
-    shown = [float(each.inner_text().replace("−", "-")) for each in told]
+    shown = [float(each.inner_text().replace("−", "-")) for each in readout]
     assert shown == pytest.approx([one, other, one - other], rel=1e-4)
     marks = [orange(maps.nth(at).locator("canvas")) for at in range(2)]
     assert all(each.any() for each in marks)
@@ -123,11 +123,11 @@ def test_heads_of_a_layer_have_lines_of_their_colours(visit, recorded):
     assert len({(ink, dash) for ink, dash, _ in drawn}) == 3
     visit.picture("lines-heads")
     page.locator(".drawing text", has_text="cat").first.hover()
-    told = page.locator(".told", has_text="cat looks most at L1H3")
-    told.wait_for()
+    readout = page.locator(".told", has_text="cat looks most at L1H3")
+    readout.wait_for()
     tokens = recorded.facts.tokens["layers"]
     for head in (3, 5, 9):
-        assert f"L1H{head} {tokens[weights[head, 2].argmax()]} {weights[head, 2].max():.2f}" in told.inner_text()
+        assert f"L1H{head} {tokens[weights[head, 2].argmax()]} {weights[head, 2].max():.2f}" in readout.inner_text()
     legend.get_by_role("button", name="Lines of L1H5", exact=True).click()
     page.wait_for_url("**lines=3%2C9**")
     assert visit.violations() == []
@@ -139,8 +139,8 @@ def test_a_line_opens_its_head(visit):
     pair = re.fullmatch(r"L1H8: (\S+) → (\S+): .*", line.locator("title").first.text_content())
     line.locator("path").last.dispatch_event("click")
     page.wait_for_url(lambda url: "head=8" in url and "lines" not in url)
-    told = page.locator(".heatmap .readout")
-    told.filter(has_text=f"{pair[1]} → {pair[2]}").wait_for()
+    readout = page.locator(".heatmap .readout")
+    readout.filter(has_text=f"{pair[1]} → {pair[2]}").wait_for()
     page.get_by_role("button", name="Undo").click()
     page.locator(".colours").get_by_role("link", name="L1H3", exact=True).click()
     page.wait_for_url(lambda url: "head=3" in url and "lines" not in url)

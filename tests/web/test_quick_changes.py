@@ -79,7 +79,7 @@ def test_a_refusal_is_not_shown_beside_the_next_sentence(visit):
     page.locator(".multiples li").first.wait_for()
 
 
-def test_statistics_that_did_not_come_are_asked_for_again(visit):
+def test_statistics_that_did_not_come_are_requested_again(visit):
     page = visit.page
     lost = []
 
@@ -112,8 +112,10 @@ def test_the_text_of_the_decoder_follows_a_step_back(visit):
 
 def test_a_text_that_is_written_during_a_generation_is_not_continued_by_itself(visit):
     page = visit.open("#/decode?source=model:tiny&length=200")
-    asked = []
-    page.on("request", lambda each: each.url.endswith("/completions") and asked.append(each.post_data_json["prompt"]))
+    requests = []
+    page.on(
+        "request", lambda each: each.url.endswith("/completions") and requests.append(each.post_data_json["prompt"])
+    )
     page.get_by_role("button", name="Generate").click()
     page.locator(".generated button").first.wait_for()
     text = page.get_by_role("textbox", name="Text")
@@ -122,7 +124,7 @@ def test_a_text_that_is_written_during_a_generation_is_not_continued_by_itself(v
     page.wait_for_url("**text=A+dog**")
     page.get_by_role("button", name="Generate").wait_for()
     page.wait_for_timeout(500)
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert "came=" not in page.url
 
 
@@ -132,7 +134,7 @@ def test_copied_python_of_a_generation_runs_whatever_the_text_holds(visit):
     page.get_by_role("group", name="Save").wait_for()
     command = page.locator(".command details", has_text="completions")
     command.locator("summary").click()
-    with redirect_stdout(StringIO()) as said:
+    with redirect_stdout(StringIO()) as printed:
         exec(command.locator("pre").nth(1).text_content(), {})  # noqa: S102 - the test is whether it runs
     shown = [each.replace("·", " ", 1) for each in page.locator(".generated button").all_inner_texts()]
-    assert repr("".join(shown)) in said.getvalue()
+    assert repr("".join(shown)) in printed.getvalue()

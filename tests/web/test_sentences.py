@@ -116,20 +116,20 @@ def test_the_token_or_cell_under_the_pointer_tells_its_weights(visit):
     first = weights(visit, TEXT)[0][0]
     lines = page.locator(".linked svg")
     token = lines.locator("> text", has_text="·met").first
-    told = page.locator(".linked > .readout")
+    readout = page.locator(".linked > .readout")
     page.get_by_role("heading", name="L0H0").hover()  # away from the small ones first
     token.hover()
-    told.filter(has_text=f"·met looks at Kate {first[2, 1]:.2f}").wait_for()
+    readout.filter(has_text=f"·met looks at Kate {first[2, 1]:.2f}").wait_for()
     assert lines.locator("path").count() == (first[2] >= 0.01).sum()
     lines.locator("> text", has_text="·met").nth(1).hover()
-    told.filter(has_text=re.compile(r"^·met looks at ·met: ")).wait_for()
+    readout.filter(has_text=re.compile(r"^·met looks at ·met: ")).wait_for()
     page.get_by_role("heading", name="L0H0").hover()
-    told.filter(has_text="Point at").wait_for()
+    readout.filter(has_text="Point at").wait_for()
     canvas = page.locator(".linked canvas")
     canvas.focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    told.filter(has_text=f"·met looks at Kate: {first[2, 1]:.3g}").wait_for()
+    readout.filter(has_text=f"·met looks at Kate: {first[2, 1]:.3g}").wait_for()
 
 
 def test_a_chosen_model_is_loaded_with_its_progress_and_can_be_cancelled(visit, started_as_served):
@@ -157,7 +157,7 @@ def test_a_model_that_is_not_there_is_named_and_another_can_be_chosen(visit):
     page.wait_for_selector(".multiples li")
 
 
-def test_a_text_that_is_too_long_is_said_to_be_before_it_is_sent(visit):
+def test_a_text_that_is_too_long_is_refused_before_it_is_sent(visit):
     page = visit.open()
     page.get_by_text("14 of at most 512 tokens").wait_for()
     page.get_by_label("Type a sentence").fill("the cat " * 700)
@@ -174,19 +174,19 @@ def test_a_text_with_too_many_weights_is_pooled_by_the_server(visit):
     and in a fourth the head that stands beside the others."""
     text = "the cat sat on the mat. " * 73
     page = visit.open()
-    asked = []
-    page.on("request", lambda each: each.url.endswith("/weights") and asked.append(each.post_data_json))
+    requests = []
+    page.on("request", lambda each: each.url.endswith("/weights") and requests.append(each.post_data_json))
     type_sentence(page, text)
     page.get_by_text("512 of at most 512 tokens").wait_for(timeout=30_000)
     page.locator(".empty", has_text="Reading the weights…").wait_for(state="detached")
     page.locator(".linked canvas").wait_for()
-    assert len(asked) == 4, [sorted(each) for each in asked]
-    assert asked[-1]["select"] == {"heads": [0]}
+    assert len(requests) == 4, [sorted(each) for each in requests]
+    assert requests[-1]["select"] == {"heads": [0]}
     options = {"statistics": ["entropy", "induction"], "return_weights": False}
-    told = visit.http.post("/v1/models/tiny/weights", json={"text": text.strip()} | options).json()["layers"]
+    layers = visit.http.post("/v1/models/tiny/weights", json={"text": text.strip()} | options).json()["layers"]
     rows = [row.locator("td").all_inner_texts() for row in page.locator("main table").first.locator("tbody tr").all()]
     shown = np.array([[float(row[0]), float(row[12])] for row in rows])
-    expected = [np.transpose([each["statistics"][name] for name in options["statistics"]]) for each in told]
+    expected = [np.transpose([each["statistics"][name] for name in options["statistics"]]) for each in layers]
     np.testing.assert_allclose(shown, np.concatenate(expected), atol=6e-4)
     page.get_by_role("link", name="Open L1H0").click()
     page.locator(".large").get_by_role("link", name="Open").click()
@@ -305,8 +305,8 @@ def test_a_head_is_knocked_out_up_to_the_logits(visit):
     row = page.locator("table", has_text="Likeliest tokens").locator("tbody tr").first
     shown = [row.locator("th").inner_text(), *row.locator("td").all_inner_texts()]
     knocked = [{"tap": "context", "heads": [0], "set": 0}]
-    asked = {"text": TEXT, "edits": {"1": knocked}, "compare": "unedited"}
-    top = visit.http.post("/v1/models/tiny/forward", json=asked).json()["predictions"][0]["top"][0]
+    fields = {"text": TEXT, "edits": {"1": knocked}, "compare": "unedited"}
+    top = visit.http.post("/v1/models/tiny/forward", json=fields).json()["predictions"][0]["top"][0]
     assert shown[0] == top["token"]
     expected = [top["unedited_probability"], top["probability"], top["unedited_logit"]]
     expected.append(top["logit"] - top["unedited_logit"])
@@ -324,8 +324,8 @@ def test_a_head_is_knocked_out_up_to_the_logits(visit):
 
 def test_the_first_gradient_is_that_of_the_next_token_s_probability(visit):
     page = visit.open("#/gradient?source=model:tiny&layer=1&head=2")
-    asked = {"text": TEXT, "layers": [1], "wrt": ["weights"]}
-    reply = visit.http.post("/v1/models/tiny/gradients", json=asked).json()
+    fields = {"text": TEXT, "layers": [1], "wrt": ["weights"]}
+    reply = visit.http.post("/v1/models/tiny/gradients", json=fields).json()
     slopes = np.array(reply["layers"][0]["gradients"]["weights"][2])
     depends = np.array(
         [layer["heads"] for layer in visit.http.post("/v1/models/tiny/gradients", json={"text": TEXT}).json()["layers"]]
@@ -346,16 +346,16 @@ def test_a_text_is_continued_token_by_token_with_what_each_head_looked_at(visit)
     page.get_by_role("button", name="Generate").click()
     page.get_by_role("group", name="Save").wait_for()
     edits = {"0": [{"tap": "context", "heads": [0], "set": 0}]}
-    asked = {"model": "tiny", "prompt": TEXT, "max_tokens": 6, "temperature": 0.8, "seed": 3}
-    asked |= {"attention": {"edits": edits, "top_k": 16, "statistics": []}}
-    (choice,) = visit.http.post("/v1/completions", json=asked).json()["choices"]
+    fields = {"model": "tiny", "prompt": TEXT, "max_tokens": 6, "temperature": 0.8, "seed": 3}
+    fields |= {"attention": {"edits": edits, "top_k": 16, "statistics": []}}
+    (choice,) = visit.http.post("/v1/completions", json=fields).json()["choices"]
     came = choice["attention"]
     shown = page.locator(".generated button")
     assert shown.all_inner_texts() == [re.sub("^ ", "·", each["token"]) for each in came]
     shown.nth(1).click()
     keys = came[1]["layers"][1]["top_keys"]
-    told = page.get_by_role("button", name=re.compile(r"^L1H2: ")).get_attribute("aria-label")
-    assert told.endswith(f" {keys['weights'][2][0]:.2f}")
+    label = page.get_by_role("button", name=re.compile(r"^L1H2: ")).get_attribute("aria-label")
+    assert label.endswith(f" {keys['weights'][2][0]:.2f}")
     page.get_by_role("button", name=re.compile(r"^L1H2: ")).click()
     page.wait_for_url("**head=2&**layer=1**")
     marked = page.locator(".generated > *").nth(keys["keys"][2][0])
@@ -376,8 +376,8 @@ def test_a_text_is_continued_token_by_token_with_what_each_head_looked_at(visit)
 
 def test_a_generated_token_tells_what_it_depends_on_and_outlives_a_reload(visit):
     page = visit.open("#/decode?source=model:tiny&length=4&knocked=0.0&layer=1")
-    asked = []
-    page.on("request", lambda each: each.url.endswith("/v1/completions") and asked.append(each))
+    requests = []
+    page.on("request", lambda each: each.url.endswith("/v1/completions") and requests.append(each))
     page.get_by_role("button", name="Generate").click()
     page.wait_for_url("**came=4**", timeout=30_000)
     came = page.locator(".generated button")
@@ -413,13 +413,13 @@ def test_a_generated_token_tells_what_it_depends_on_and_outlives_a_reload(visit)
     came.nth(3).wait_for()
     assert came.all_inner_texts() == texts
     rows.first.wait_for(timeout=30_000)
-    assert len(asked) == 1  # what this tab has is not computed again
+    assert len(requests) == 1  # what this tab has is not computed again
     page.evaluate("sessionStorage.clear()")
     page.reload()
     page.wait_for_url("**came=4**")
     came.nth(3).wait_for(timeout=30_000)
     assert came.all_inner_texts() == texts
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 def test_a_generation_can_be_stopped_and_a_text_that_is_too_long_is_refused(visit):
@@ -436,7 +436,7 @@ def test_a_generation_can_be_stopped_and_a_text_that_is_too_long_is_refused(visi
     visit.refused(2)
 
 
-def test_what_an_encoder_read_and_what_its_decoder_writes_are_told_apart(visit):
+def test_what_an_encoder_read_is_distinguished_from_what_its_decoder_writes(visit):
     visit.http.post("/v1/models", json={"checkpoint": "pair"}, timeout=180).raise_for_status()
     page = visit.open("#/overview?source=model:pair&text=the+cat+sat&target=the+dog")
     page.locator("dd", has_text="3, and 3 of the decoder").wait_for()
@@ -445,8 +445,8 @@ def test_what_an_encoder_read_and_what_its_decoder_writes_are_told_apart(visit):
     page.locator("label", has_text=re.compile("^Layer")).locator("select").select_option(label="cross.1")
     page.get_by_role("button", name="Generate").click()
     page.wait_for_url("**came=**")  # as many as come before an end
-    asked = {"model": "pair", "prompt": "the cat sat", "max_tokens": 3, "temperature": 0, "attention": {"top_k": 16}}
-    came = visit.http.post("/v1/completions", json=asked).json()["choices"][0]["attention"]
+    fields = {"model": "pair", "prompt": "the cat sat", "max_tokens": 3, "temperature": 0, "attention": {"top_k": 16}}
+    came = visit.http.post("/v1/completions", json=fields).json()["choices"][0]["attention"]
     top = {each["layer"]: each["top_keys"] for each in came[-1]["layers"]}
     read = page.locator("[aria-label='What the encoder read'] span")
     assert read.all_inner_texts() == ["the", "cat", "sat"]
@@ -459,7 +459,7 @@ def test_what_an_encoder_read_and_what_its_decoder_writes_are_told_apart(visit):
     assert visit.violations() == []
 
 
-def test_what_is_refused_for_now_is_asked_again(visit):
+def test_what_is_refused_for_now_is_sent_again(visit):
     page = visit.open()
     page.wait_for_selector(".multiples li")
     tries, ended = [], {"title": "Ended", "detail": "it starts again", "status": 503, "code": "model_ended"}
@@ -515,16 +515,16 @@ def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):
     labels, weights = reply.labels_of(), reply.layers[1].weights[2]
     white = labels.patches.index((0, 1, 2))
     assert labels.rectangles[white] == pytest.approx((60, 15, 90, 30))
-    canvas, told = page.locator(".patches canvas"), page.locator(".patches .readout")
-    told.filter(has_text=f"{weights[0, 1:].sum():.3g} of the weights of CLS").wait_for()
+    canvas, readout = page.locator(".patches canvas"), page.locator(".patches .readout")
+    readout.filter(has_text=f"{weights[0, 1:].sum():.3g} of the weights of CLS").wait_for()
     box = canvas.bounding_box()
     for column, row in ((61, 16), (89, 29)):  # corners of the white patch
         canvas.hover(position={"x": box["width"] * column / 120, "y": box["height"] * row / 60})
-        told.filter(has_text="CLS looks at [1,2]: ").wait_for()
-    shown = told.inner_text().split(": ")[1].replace("−", "-")
+        readout.filter(has_text="CLS looks at [1,2]: ").wait_for()
+    shown = readout.inner_text().split(": ")[1].replace("−", "-")
     assert float(shown) == pytest.approx(weights[0, white], rel=1e-3)
     canvas.click(position={"x": box["width"] * 75 / 120, "y": box["height"] * 22 / 60})
-    told.filter(has_text="[1,2] looks at [1,2]: ").wait_for()
+    readout.filter(has_text="[1,2] looks at [1,2]: ").wait_for()
     assert visit.violations() == []
     visit.picture("image", compared=False)  # of a model whose weights nobody fixed
     page.get_by_role("link", name="Explain").click()
@@ -590,8 +590,8 @@ def test_what_a_word_depends_on_lies_over_the_pixels_of_the_image(visit, tmp_pat
         canvas = page.locator(".patches canvas")
         size = canvas.bounding_box()["width"] / 64
         canvas.hover(position={"x": size * (left + right) / 2, "y": size * (top + bottom) / 2})
-        told = page.locator(".patches .readout", has_text="by [1,2]: ").inner_text()
-        assert float(told.split(": ")[1].replace("−", "-")) == pytest.approx(reply.tokens[patch], rel=1e-3)
+        readout = page.locator(".patches .readout", has_text="by [1,2]: ").inner_text()
+        assert float(readout.split(": ")[1].replace("−", "-")) == pytest.approx(reply.tokens[patch], rel=1e-3)
         page.get_by_role("heading", name="Gradient").hover()
         words = page.locator(".dependence span")
         assert words.all_inner_texts() == text.split()

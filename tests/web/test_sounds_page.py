@@ -36,14 +36,14 @@ def choose(page) -> None:
     page.get_by_role("region", name="The sound").wait_for()
 
 
-def told(page, text: str | re.Pattern) -> None:
+def readout_shows(page, text: str | re.Pattern) -> None:
     page.locator(".player .told", has_text=text).wait_for()
 
 
 def row(visit: Visit, layer: str, head: int, query: int) -> np.ndarray:
     """The weights of one query of a head of the listener."""
-    asked = HEARD | {"target": "ab", "layers": [layer], "select": {"heads": [head], "queries": [query]}}
-    reply = visit.http.post("/v1/models/listener/weights", json=asked).json()
+    fields = HEARD | {"target": "ab", "layers": [layer], "select": {"heads": [head], "queries": [query]}}
+    reply = visit.http.post("/v1/models/listener/weights", json=fields).json()
     return np.array(reply["layers"][0]["weights"])[0, 0]
 
 
@@ -58,13 +58,13 @@ def test_a_sound_is_heard_and_each_frame_has_its_seconds(visit):
     strip = page.locator(".strip canvas")
     box = strip.bounding_box()
     strip.hover(position={"x": box["width"] * 1.01 / SECONDS, "y": 20})
-    told(page, "1.00 s: 1.00 to 1.02 s")
+    readout_shows(page, "1.00 s: 1.00 to 1.02 s")
     page.locator(".linked .readout", has_text="1.00 s is looked at by").wait_for()  # all drawings mark the same frame
     assert visit.violations() == []
     strip.click(position={"x": box["width"] * 2 / SECONDS, "y": 20})
     page.wait_for_function("() => document.querySelector('audio').currentTime >= 1.99")
     page.wait_for_function("() => document.querySelector('audio').ended")  # it played to its end
-    told(page, "Point at the sound")
+    readout_shows(page, "Point at the sound")
     assert "sound=tones.wav" in page.url
     page.reload()
     page.get_by_text("The sound is not open.").wait_for()
@@ -77,20 +77,20 @@ def test_a_token_marks_the_second_that_it_looked_at_most(visit):
     weights = row(visit, "cross.0", 1, 2)
     begin = 0.02 * int(np.argmax(weights))
     page.locator(".tokens span", has_text=re.compile("^a$")).hover()
-    told(page, f"a looks at {begin:.2f} to {begin + 0.02:.2f} s most: {weights.max():.3g}")
+    readout_shows(page, f"a looks at {begin:.2f} to {begin + 0.02:.2f} s most: {weights.max():.3g}")
     visit.picture("sound")
     strip = page.locator(".strip canvas")
     strip.hover(position={"x": 5, "y": 20})
-    told(page, "0.00 s: 0.00 to 0.02 s")
+    readout_shows(page, "0.00 s: 0.00 to 0.02 s")
     page.evaluate("location.hash = location.hash.replace('layer=3', 'layer=2')")
-    told(page, "Tokens of this layer have no seconds.")
+    readout_shows(page, "Tokens of this layer have no seconds.")
 
 
 def test_what_was_heard_becomes_the_decoder_s_text(visit):
     page = visit.open("#/overview?source=model:listener")
     choose(page)
-    asked = {"model": "listener", "file": HEARD["audio"][0]}
-    text = visit.http.post("/v1/audio/transcriptions", json=asked).json()["text"].strip()
+    fields = {"model": "listener", "file": HEARD["audio"][0]}
+    text = visit.http.post("/v1/audio/transcriptions", json=fields).json()["text"].strip()
     page.get_by_role("button", name="Transcribe").click()
     page.wait_for_url("**target=**")
     visit.until(lambda: page.get_by_label("The decoder's text").input_value() == text)
@@ -109,7 +109,7 @@ def test_the_gradient_of_a_sound_is_drawn_over_its_seconds(visit):
     assert shown == pytest.approx(reply["tokens"][strongest], rel=2e-3)
     strip = page.locator(".strip canvas").nth(1)
     strip.hover(position={"x": strip.bounding_box()["width"] / 2, "y": 20})
-    told(page, re.compile(r"^1\.50 s: 1\.50 to 1\.52 s|^1\.48 s"))
+    readout_shows(page, re.compile(r"^1\.50 s: 1\.50 to 1\.52 s|^1\.48 s"))
     assert visit.violations() == []
 
 
@@ -134,8 +134,8 @@ def test_a_text_with_a_sound_shows_the_layers_of_both(visit):
     page = visit.open("#/overview?source=model:reader&text=what is heard")
     page.get_by_role("heading", name="L0H0").wait_for()  # a text alone is read too
     choose(page)
-    asked = HEARD | {"text": "what is heard", "layers": ["audio.0"]}
-    expected = np.array(visit.http.post("/v1/models/reader/weights", json=asked).json()["layers"][0]["weights"])
+    fields = HEARD | {"text": "what is heard", "layers": ["audio.0"]}
+    expected = np.array(visit.http.post("/v1/models/reader/weights", json=fields).json()["layers"][0]["weights"])
     page.evaluate("location.hash += '&layer=2&head=1'")
     page.get_by_role("heading", name="audio.0 H1").wait_for()
     shown = numbers(page)[:, :20]

@@ -49,8 +49,8 @@ def test_the_words_of_two_texts_are_coloured_by_their_share_in_the_similarity(vi
     page.wait_for_url("**pair=The+cat+sat.**")
     lines.nth(1).locator("span", has_text="·cat").wait_for()
     page.get_by_label("Pooling").select_option("max")
-    asked = {"pairs": [[PAIR[0], "The cat sat."]], "pooling": "max"}
-    other = visit.http.post("/v1/models/tiny/similarity", json=asked).json()["similarity"][0]
+    fields = {"pairs": [[PAIR[0], "The cat sat."]], "pooling": "max"}
+    other = visit.http.post("/v1/models/tiny/similarity", json=fields).json()["similarity"][0]
     visit.until(lambda: number(facts(page)["similarity: the cosine of both"]) == pytest.approx(other, rel=1e-3))
 
 
@@ -58,8 +58,8 @@ def test_the_sources_of_a_sentence_are_highlighted(visit):
     page = visit.open(f"#/context?source=model:tiny&answer={ANSWER}")
     marks = page.locator(".highlights mark")
     marks.first.wait_for()
-    asked = {"text": PROMPT, "answer": ANSWER, "return": ["attention", "gradient", "hidden", "removed"], "heads": 0}
-    reply = visit.http.post("/v1/models/tiny/context", json=asked).json()
+    fields = {"text": PROMPT, "answer": ANSWER, "return": ["attention", "gradient", "hidden", "removed"], "heads": 0}
+    reply = visit.http.post("/v1/models/tiny/context", json=fields).json()
     assert marks.all_inner_texts() == [each["text"] for each in reply["sources"]]
     losses = {name: -np.array(values) for name, values in reply["ablation"].items()}
     measures = [losses["hidden"], losses["removed"], np.array(reply["attention"]), np.array(reply["gradient"])]

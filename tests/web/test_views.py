@@ -62,9 +62,9 @@ def test_a_head_tells_exact_values_to_pointer_and_keys(visit, recorded):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    told = page.locator(".readout").inner_text().split()
-    assert told[:3] == ["cat", "→", "the"]
-    assert float(told[3]) == pytest.approx(recorded.weights(1)[3, 2, 1], rel=1e-5)
+    words = page.locator(".readout").inner_text().split()
+    assert words[:3] == ["cat", "→", "the"]
+    assert float(words[3]) == pytest.approx(recorded.weights(1)[3, 2, 1], rel=1e-5)
     page.wait_for_url("**query=2**")
     page.get_by_text("As a table").click()
     page.locator("tbody tr").nth(12).wait_for()
@@ -169,7 +169,7 @@ def test_every_statistic_of_a_recording_is_that_of_the_api(visit, recorded):
     with Client(visit.url) as client:
         stored = client.recordings.create(RECORDING)
         options = {"window": 3, "sinks": 2, "classes": classes}
-        told = client.recordings.statistics(stored.id, statistics=STATISTICS, **options)
+        reply = client.recordings.statistics(stored.id, statistics=STATISTICS, **options)
     page = visit.open(f"#/overview?source=stored:{stored.id}")
     page.get_by_text("What the statistics count").click()
     page.get_by_label("Near: tokens to each side").fill("3")
@@ -177,7 +177,7 @@ def test_every_statistic_of_a_recording_is_that_of_the_api(visit, recorded):
     page.get_by_label("Classes of tokens").fill("articles: the; stops: . [SEP]")
     page.get_by_label("Classes of tokens").press("Enter")
     page.get_by_role("columnheader", name="class stops").wait_for()
-    served = [served_statistics(each.statistics, classes) for each in told.attentions]
+    served = [served_statistics(each.statistics, classes) for each in reply.attentions]
     np.testing.assert_allclose(shown_statistics(page), np.concatenate(served), atol=6e-3, rtol=6e-4)
 
 
@@ -188,13 +188,13 @@ def test_every_statistic_of_a_module_is_that_of_the_api(visit):
         query = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
         options = {"window": 1, "sinks": 2, "classes": {"vowels": [each == "a" for each in words]}}
         options["tokens"] = [ord(each) for each in words]
-        told = client.weights("page-counted", query, statistics=STATISTICS, statistic_options=options).statistics
+        statistics = client.weights("page-counted", query, statistics=STATISTICS, statistic_options=options).statistics
     options = urlencode({
         "source": "module:page-counted", "input": json.dumps(query.tolist()), "labels": " ".join(words),
         "window": 1, "sinks": 2, "classes": "vowels: a",
     })  # fmt: skip
     page = visit.open(f"#/overview?{options}")
-    np.testing.assert_allclose(shown_statistics(page), served_statistics(told, ["vowels"]), atol=6e-4)
+    np.testing.assert_allclose(shown_statistics(page), served_statistics(statistics, ["vowels"]), atol=6e-4)
     with Client(visit.url) as client:
         client.modules.delete("page-counted")
 

@@ -76,13 +76,13 @@ def test_the_first_minute(visit, tmp_path):
         "rollout", "circuits", "cost", "learn",
     ],
 )  # fmt: skip
-def test_copied_python_asks_what_the_page_asked(visit, view):
+def test_copied_python_sends_what_the_page_sent(visit, view):
     for source in ("builtin:cat", "model:tiny"):
         page = visit.open(f"#/{view}{'&' if '?' in view else '?'}source={source}&layer=1&head=1")
         visit.screenshot()  # commands may come after what they ask for
         for command in page.locator(".command details").all():
             command.locator("summary").click()
             program = command.locator("pre").nth(1).text_content()
-            with redirect_stdout(StringIO()) as said:
+            with redirect_stdout(StringIO()) as printed:
                 exec(program, {})  # noqa: S102 - the test is whether it runs
-            assert said.getvalue()
+            assert printed.getvalue()

@@ -22,11 +22,11 @@ def site(tmp_path_factory):
 def test_the_cost_of_a_whole_model_is_the_api_s(visit):
     page = visit.open("#/cost?source=model:tiny&length=448&new_tokens=64&batch=2")
     page.locator("table caption", has_text="Cost of tiny").wait_for()
-    told = visit.http.post("/v1/models/tiny/complexity", json={"length": 448, "new_tokens": 64, "batch": 2}).json()
-    said = re.sub(r"(?<=\d)\s(?=\d)", "", page.locator(".answer p").first.inner_text())
-    assert f"The free memory holds {told['max_batch']} sequences of 448 tokens with 64 new ones each" in said
-    assert f"or 2 texts of up to {told['max_length']} tokens" in said
-    assert "215 k parameters" in said
+    costs = visit.http.post("/v1/models/tiny/complexity", json={"length": 448, "new_tokens": 64, "batch": 2}).json()
+    sentence = re.sub(r"(?<=\d)\s(?=\d)", "", page.locator(".answer p").first.inner_text())
+    assert f"The free memory holds {costs['max_batch']} sequences of 448 tokens with 64 new ones each" in sentence
+    assert f"or 2 texts of up to {costs['max_length']} tokens" in sentence
+    assert "215 k parameters" in sentence
     assert page.locator("svg.drawing").count() == 3
     rows = page.locator("tbody tr").all_inner_texts()
     assert [int(row.split()[0]) for row in rows] == [4, 7, 14, 28, 56, 112, 224, 448]

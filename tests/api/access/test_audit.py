@@ -48,8 +48,8 @@ def test_every_change_leaves_one_line_with_its_caller_and_outcome(secure):
         http.delete("/v1/modules/m", headers=headers)
         recording = http.post("/v1/recordings", json=EXAMPLE, headers=headers).json()["id"]
         http.delete(f"/v1/recordings/{recording}", headers=headers)
-    told = [(entry["what"], entry["target"], entry["status"]) for entry in changes(entries)]
-    assert told == [
+    lines = [(entry["what"], entry["target"], entry["status"]) for entry in changes(entries)]
+    assert lines == [
         ("create_module", "/v1/modules/m", 201),
         ("create_module", "/v1/modules", 409),
         ("replace_parameters", "/v1/modules/m/parameters", 422),

@@ -122,8 +122,8 @@ def test_the_api_document_names_the_scopes_of_each_operation(http):
 def test_a_change_that_a_key_may_not_make_is_in_the_audit_log(keyed, web):
     with capture_logs() as entries:
         web.delete(f"{keyed[0]}/v1/modules/none", headers=bearer(keyed[2]["ann"]))
-    told = [(entry["who"], entry["what"], entry["status"]) for entry in entries if entry["event"] == "change"]
-    assert told == [("ann", "delete_module", 403)]
+    lines = [(entry["who"], entry["what"], entry["status"]) for entry in entries if entry["event"] == "change"]
+    assert lines == [("ann", "delete_module", 403)]
 
 
 def test_a_revoked_key_is_refused(keyed):
@@ -279,7 +279,7 @@ def test_a_stream_takes_the_key_as_a_header_or_as_a_subprotocol(keyed):
         assert stream.subprotocol is None
 
 
-def test_only_allowed_origins_are_told_that_they_may_ask(keyed, web):
+def test_only_allowed_origins_get_the_headers_of_cors(keyed, web):
     url, _, keys = keyed
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     allowed = web.options(f"{url}/v1/modules", headers=asks | {"Origin": ALLOWED})
@@ -318,8 +318,8 @@ def test_pages_of_chosen_origins_alone_show_the_page_in_a_frame(tmp_path_factory
             refused = web.get(f"{url}{path}", headers=frame)
             assert refused.status_code == 403
             assert refused.headers["x-frame-options"] == "DENY"
-        asked = web.get(f"{url}/v1", headers={"Origin": "https://a.test", "Sec-Fetch-Site": "cross-site"})
-        assert asked.status_code == 403
+        response = web.get(f"{url}/v1", headers={"Origin": "https://a.test", "Sec-Fetch-Site": "cross-site"})
+        assert response.status_code == 403
 
 
 def test_no_page_of_another_site_changes_a_server_on_loopback(http):

@@ -264,7 +264,7 @@ def test_a_request_without_a_preference_has_the_time_of_the_setting(tmp_path):
         assert httpx.post(url + FORWARD, json=BODY).status_code == 200
 
 
-def test_no_caller_is_told_to_wait_longer_than_the_package_of_openai_waits(clock):
+def test_no_caller_has_to_wait_longer_than_the_package_of_openai_waits(clock):
     openai_client = pytest.importorskip("openai")._base_client
     quotas, caller = Quotas(), limited(requests_per_s=0.001)
     quotas.enter(caller)

@@ -160,14 +160,14 @@ def test_options_become_request_fields(run, played):
         "--head", "1", "--row", "0", "--edits", '[{"tap": "weights", "set": 0}]', "--average-heads", "--version", "abc",
         "--report-error", "--return-state", "--differences",
     )  # fmt: skip
-    asked = played.asked
-    np.testing.assert_array_equal(asked.query, X)
-    np.testing.assert_array_equal(asked.key, X + 1)
-    assert asked.key_mask.tolist() == [True, True, False]
-    assert asked.return_ == ["output", "weights"]
-    assert (asked.select.heads, asked.select.queries) == ([1], [0])
-    assert (asked.edits[0].set, asked.average_heads, asked.version) == (0, True, "abc")
-    assert (asked.report_error, asked.return_state, asked.compare) == (True, True, "unedited")
+    payload = played.payload
+    np.testing.assert_array_equal(payload.query, X)
+    np.testing.assert_array_equal(payload.key, X + 1)
+    assert payload.key_mask.tolist() == [True, True, False]
+    assert payload.return_ == ["output", "weights"]
+    assert (payload.select.heads, payload.select.queries) == ([1], [0])
+    assert (payload.edits[0].set, payload.average_heads, payload.version) == (0, True, "abc")
+    assert (payload.report_error, payload.return_state, payload.compare) == (True, True, "unedited")
 
 
 def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, played):
@@ -175,14 +175,14 @@ def test_inputs_of_recurrent_methods_and_dropout_become_request_fields(run, play
     options = [part for name in names for part in (f"--{name.replace('_', '-')}", "q.npy")]
     run("forward", "demo", "--query", "q.npy", *options, "--dropout", "0.25")
     for name in names:
-        np.testing.assert_array_equal(getattr(played.asked, name), X)
-    assert (played.asked.dropout.p, played.asked.dropout.seed) == (0.25, 0)
+        np.testing.assert_array_equal(getattr(played.payload, name), X)
+    assert (played.payload.dropout.p, played.payload.dropout.seed) == (0.25, 0)
     np.savez("d.npz", query=X, **{"q_proj.weight": X})
     dropout = '{"p": 0.5, "seed": 7, "return_mask": true}'
     shown = run("gradients", "demo", "--query", "q.npy", "--directions", "d.npz", "--dropout", dropout).stdout
     assert "hessian_products.query" in shown
-    assert sorted(played.asked.directions) == ["q_proj.weight", "query"]
-    assert (played.asked.dropout.seed, played.asked.dropout.return_mask) == (7, True)
+    assert sorted(played.payload.directions) == ["q_proj.weight", "query"]
+    assert (played.payload.dropout.seed, played.payload.dropout.return_mask) == (7, True)
 
 
 def test_options_of_a_session_become_request_fields(run, played):
@@ -190,12 +190,18 @@ def test_options_of_a_session_become_request_fields(run, played):
         "sessions", "open", "demo", "--sequences", "2", "--ttl-s", "30", "--share", "--version", "abc", "--from", "7-1",
         "--policy", '{"name": "window_sinks", "window": 8}',
     )  # fmt: skip
-    asked = played.asked
-    assert (asked.sequences, asked.ttl_s, asked.share, asked.pinned, asked.version) == (2, 30, True, False, "abc")
-    assert (asked.from_.session, asked.policy.window) == ("7-1", 8)
+    payload = played.payload
+    assert (payload.sequences, payload.ttl_s, payload.share, payload.pinned, payload.version) == (
+        2,
+        30,
+        True,
+        False,
+        "abc",
+    )
+    assert (payload.from_.session, payload.policy.window) == ("7-1", 8)
     np.savez("past.npz", past_key=X[None], past_value=X[None] + 1)
     run("sessions", "open", "demo", "--past-key", "past.npz", "--past-value", "past.npz")
-    np.testing.assert_array_equal(played.asked.past_value, X[None] + 1)
+    np.testing.assert_array_equal(played.payload.past_value, X[None] + 1)
     assert run("sessions", "delete", "7-1").stdout == "deleted 7-1\n"
     assert played.requests[-1].method == "DELETE"
     assert run("models", "delete-lens", "0" * 32).stdout == f"deleted {'0' * 32}\n"
@@ -205,7 +211,7 @@ def test_options_of_a_session_become_request_fields(run, played):
 def test_parameters_are_replaced_at_a_version(run, played):
     np.savez("parameters.npz", **{"q_proj.weight": X})
     assert "version" in run("modules", "replace", "demo", "--parameters", "parameters.npz", "--version", "abc").stdout
-    assert (list(played.asked.parameters), played.asked.version) == (["q_proj.weight"], "abc")
+    assert (list(played.payload.parameters), played.payload.version) == (["q_proj.weight"], "abc")
 
 
 def test_only_keys_that_are_there_are_named(capsys):
@@ -228,31 +234,31 @@ def test_an_error_is_one_line(capsys):
 def test_a_spec_may_stand_in_a_file(run, played, tmp_path):
     (tmp_path / "spec.json").write_text('{"masks": [{"name": "causal"}]}')
     run("forward", "--query", "q.npy", "--spec", "spec.json", "--num-heads", "2")
-    assert (played.asked.spec.masks[0].name, played.asked.num_heads) == ("causal", 2)
+    assert (played.payload.spec.masks[0].name, played.payload.num_heads) == ("causal", 2)
     run("complexity", "--queries", "4", "--num-heads", "2", "--head-dim", "4", "--spec", '{"softcap": 5}')
-    assert played.asked.spec.softcap == 5
+    assert played.payload.spec.softcap == 5
 
 
-def test_paths_are_asked_for_in_place_of_a_sweep(run, played):
+def test_paths_are_requested_in_place_of_a_sweep(run, played):
     run("models", "effects", "net", "cat", "--from", '{"layer": 0, "text": "dog"}', "--to", '{"layer": 1}')
-    asked = played.asked
-    assert (asked.sweep, asked.from_.layer, asked.from_.text, asked.to.layer) == (None, 0, "dog", 1)
+    payload = played.payload
+    assert (payload.sweep, payload.from_.layer, payload.from_.text, payload.to.layer) == (None, 0, "dog", 1)
     run("models", "effects", "net", "cat")
-    assert (played.asked.sweep.over, played.asked.from_) == (["layers", "heads"], None)
+    assert (played.payload.sweep.over, played.payload.from_) == (["layers", "heads"], None)
     run("models", "complexity", "net", "--length", "8", "--from", '{"set": "mean"}')
-    assert played.asked.from_.set == "mean"
+    assert played.payload.from_.set == "mean"
 
 
-def test_what_is_asked_of_costs(run, played, tmp_path):
+def test_options_of_costs_become_request_fields(run, played, tmp_path):
     (tmp_path / "other.json").write_text('{"kernel": "blocked"}')
     run(
         "complexity", "demo", "--queries", "8", "--hardware", "T4", "--memory-bytes", "1000", "--sweep", "d_model=8,16",
         "--compare", "other.json", "--compare", '{"num_heads": 4}',
     )  # fmt: skip
-    asked = played.asked
-    assert (asked.hardware, asked.memory_bytes) == ("T4", 1000)
-    assert (asked.sweep.dimension, asked.sweep.values) == ("d_model", [8, 16])
-    assert [(one.kernel, one.num_heads) for one in asked.compare] == [("blocked", None), (None, 4)]
+    payload = played.payload
+    assert (payload.hardware, payload.memory_bytes) == ("T4", 1000)
+    assert (payload.sweep.dimension, payload.sweep.values) == ("d_model", [8, 16])
+    assert [(one.kernel, one.num_heads) for one in payload.compare] == [("blocked", None), (None, 4)]
 
 
 @pytest.mark.parametrize("target", [["demo"], ["--num-heads", "2", "--head-dim", "4"]])
@@ -267,31 +273,31 @@ def test_weights_and_statistics_are_drawn_with_their_labels_and_look(run, played
     look = ("--view", "lines", "--palette", "magma", "--width", "400", "--scale", "log", "--head", "1")
     run("weights", "demo", "--query", "q.npy", "--labels", "[CLS] a [SEP]", "--plot", "lines.pdf", *look)
     assert (tmp_path / "lines.pdf").read_bytes() == b"drawn as application/pdf"
-    assert (played.asked.labels, played.asked.select.heads) == (["[CLS]", "a", "[SEP]"], [1])
-    asked = {"view": "lines", "palette": "magma", "width": "400", "scale": "log"}
-    assert dict(played.requests[-1].url.params) == asked
+    assert (played.payload.labels, played.payload.select.heads) == (["[CLS]", "a", "[SEP]"], [1])
+    payload = {"view": "lines", "palette": "magma", "width": "400", "scale": "log"}
+    assert dict(played.requests[-1].url.params) == payload
     (tmp_path / "labels.json").write_text('["the end", "of"]')
     run("weights", "--query", "q.npy", "--labels", "labels.json", "--plot", "raw.svg")
-    assert played.asked.labels == ["the end", "of"]
+    assert played.payload.labels == ["the end", "of"]
     run("attribution", "demo", "--query", "q.npy", "--labels", "a b", "--method", "norm", "--plot", "norm.svg")
-    assert (played.asked.methods, played.asked.labels) == (["norm"], ["a", "b"])
+    assert (played.payload.methods, played.payload.labels) == (["norm"], ["a", "b"])
     run("forward", "demo", "--query", "q.npy", "--differences", "--plot", "output.svg")
-    assert played.asked.compare == "unedited"
+    assert played.payload.compare == "unedited"
     run("effects", "demo", "--query", "q.npy", "--plot", "effects.svg")
     run("circuits", "demo", "--with", "later", "--plot", "circuits.svg", "--view", "composition")
-    assert (played.asked.with_, dict(played.requests[-1].url.params)) == ("later", {"view": "composition"})
+    assert (played.payload.with_, dict(played.requests[-1].url.params)) == ("later", {"view": "composition"})
     run("recordings", "similarity", "0" * 32, "--tensor", "q", "--plot", "similar.svg")
-    assert played.asked.tensor == "q"
+    assert played.payload.tensor == "q"
     run("recordings", "rollout", "0" * 32, "--row", "1", "--plot", "rollout.svg", "--view", "lines")
-    assert played.asked.queries == [1]
+    assert played.payload.queries == [1]
     run("rollout", "q.npy", "--labels", "a b", "--row", "1", "--method", "flow", "--plot", "flow.svg")
-    assert (played.asked.labels, played.asked.queries, played.asked.method) == (["a", "b"], [1], "flow")
+    assert (played.payload.labels, played.payload.queries, played.payload.method) == (["a", "b"], [1], "flow")
     run("similarity", "q.npy", "--cka", "--plot", "cka.svg")
-    assert (played.asked.measure, played.asked.b) == ("cka", None)
+    assert (played.payload.measure, played.payload.b) == ("cka", None)
     for name in ("norm", "output", "effects", "circuits", "similar", "rollout", "flow", "cka"):
         assert (tmp_path / f"{name}.svg").read_bytes() == b"drawn as image/svg+xml"
     run("recordings", "statistics", "0" * 32, "--plot", "layers.png", "--statistic", "entropy")
-    assert played.asked.statistics == ["entropy"]
+    assert played.payload.statistics == ["entropy"]
     assert (tmp_path / "layers.png").read_bytes() == b"drawn as image/png"
 
 
@@ -310,40 +316,40 @@ def test_a_module_may_be_made_from_files(run, played, tmp_path):
     np.savez("parameters.npz", **{"q_proj.weight": X})
     (tmp_path / "config.json").write_text('{"d_model": 8, "num_heads": 2}')
     run("modules", "create", "demo", "--config", "config.json", "--num-heads", "4", "--parameters", "parameters.npz")
-    assert played.asked.config.num_heads == 4
-    assert list(played.asked.parameters) == ["q_proj.weight"]
+    assert played.payload.config.num_heads == 4
+    assert list(played.payload.parameters) == ["q_proj.weight"]
 
 
 @pytest.mark.parametrize("command", ["modules create demo --d-model 8 --num-heads 2", "import minilm"])
-def test_a_module_is_durable_unless_told_otherwise(run, played, command):
+def test_a_module_is_durable_by_default(run, played, command):
     run(*command.split())
-    assert played.asked.durable
+    assert played.payload.durable
     run(*command.split(), "--no-durable")
-    assert not played.asked.durable
+    assert not played.payload.durable
 
 
 def test_a_module_takes_parameters_of_the_request(run, played):
     np.savez("parameters.npz", **{"q_proj.weight": X})
     run("forward", "demo", "--query", "q.npy", "--parameters", "parameters.npz")
-    assert list(played.asked.parameters) == ["q_proj.weight"]
+    assert list(played.payload.parameters) == ["q_proj.weight"]
 
 
 def test_weights_are_fetched_only_where_they_are_kept(run, played):
     run("weights", "demo", "--query", "q.npy")
-    assert played.asked.return_weights is False
+    assert played.payload.return_weights is False
     run("weights", "demo", "--query", "q.npy", "-o", "w.npy", "--edits", '[{"tap": "q", "set": 0}]')
-    assert played.asked.edits[0].tap == "q"
+    assert played.payload.edits[0].tap == "q"
     assert np.load("w.npy").shape == (2, 3, 3)
 
 
 def test_labels_name_the_keys_of_the_largest_weights(run, played):
     labelled = ("weights", "demo", "--query", "q.npy", "--labels", "the cat sat down")
     run(*labelled)
-    assert (played.asked.labels, played.asked.top_k) == (["the", "cat", "sat", "down"], 3)
+    assert (played.payload.labels, played.payload.top_k) == (["the", "cat", "sat", "down"], 3)
     run(*labelled, "--top-k", "1")
-    assert played.asked.top_k == 1
+    assert played.payload.top_k == 1
     run(*labelled, "-o", "w.npy")
-    assert played.asked.top_k == 0
+    assert played.payload.top_k == 0
 
 
 def test_names_of_a_files_tensors_stand_in_the_order_of_their_layers(run):
@@ -360,9 +366,9 @@ def test_attributions_take_methods_a_readout_and_a_comparison(run, played):
         "attribution", "demo", "--query", "q.npy", "--method", "integrated", "--method", "norm", "--readout",
         "readout.npz", "--steps", "7", "--edits", '[{"tap": "q", "set": 0}]', "--differences", "-o", "out.npz",
     ).stdout  # fmt: skip
-    asked = played.asked
-    assert (asked.methods, asked.steps, asked.compare) == (["integrated", "norm"], 7, "unedited")
-    assert asked.readout.targets.tolist() == [0, -1, 2]
+    payload = played.payload
+    assert (payload.methods, payload.steps, payload.compare) == (["integrated", "norm"], 7, "unedited")
+    assert payload.readout.targets.tolist() == [0, -1, 2]
     assert "completeness.gap" in printed
     assert "differences.norm" in printed
     np.testing.assert_array_equal(np.load("out.npz")["differences.norm"], [[0, 1], [0, -1]])
@@ -375,14 +381,14 @@ def test_patterns_beta_and_projections_become_request_fields(run, played):
         "hopfield", "--stored", "q.npy", "--states", "q.npy", "--beta", "0.5,2", "--eps", "0.01", "--max-steps", "7",
         "--stored-mask", "mask.npy", "--projections", "layer.npz", "--num-heads", "2", "-o", "out.npz",
     )  # fmt: skip
-    asked = played.asked
-    np.testing.assert_array_equal(asked.stored, X)
-    np.testing.assert_array_equal(asked.projections.output, X + 1)
-    assert (asked.beta.tolist(), asked.eps, asked.max_steps, asked.num_heads) == ([0.5, 2.0], 0.01, 7, 2)
-    assert asked.stored_mask.tolist() == [True, False, True]
+    payload = played.payload
+    np.testing.assert_array_equal(payload.stored, X)
+    np.testing.assert_array_equal(payload.projections.output, X + 1)
+    assert (payload.beta.tolist(), payload.eps, payload.max_steps, payload.num_heads) == ([0.5, 2.0], 0.01, 7, 2)
+    assert payload.stored_mask.tolist() == [True, False, True]
     assert np.load("out.npz")["association"].shape == (3, 3)
     run("hopfield", "--stored", "q.npy", "--states", "q.npy", "--beta", "3", "-o", "out.npy")
-    assert (played.asked.beta.tolist(), played.asked.steps) == (3.0, None)
+    assert (played.payload.beta.tolist(), played.payload.steps) == (3.0, None)
     np.testing.assert_array_equal(np.load("out.npy"), X)
 
 
@@ -418,7 +424,7 @@ def test_json_comes_from_standard_input(run, played, text):
         run("forward", "demo", "--query", "-", stdin=text, code=1)
     else:
         run("forward", "demo", "--query", "-", stdin=text)
-        assert played.asked.query.tolist() == [[1.5, 2]]
+        assert played.payload.query.tolist() == [[1.5, 2]]
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -509,7 +515,7 @@ def test_no_server_is_one_paragraph_on_standard_error(run, played):
     assert (result.stdout, last) == ("", f"No connection to the server: cannot connect to {URL}: refused\n")
 
 
-def test_repeats_are_told_on_standard_error():
+def test_repeats_are_reported_on_standard_error():
     command = [sys.executable, "-c", "import attention_client.cli as cli; cli.main()"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -56,8 +56,8 @@ def test_every_option_says_what_it_does():
     }
     assert len(every) > 300
     of_no_use = r"May be repeated\.|One of [^.]*\.|\[dim\].*"
-    assert not [option for option, said in every.items() if not re.sub(of_no_use, "", said).strip()]
-    assert not [option for option, said in every.items() if said.startswith("unedited")]
+    assert not [option for option, text in every.items() if not re.sub(of_no_use, "", text).strip()]
+    assert not [option for option, text in every.items() if text.startswith("unedited")]
 
 
 @pytest.mark.parametrize("model", [RawWeightsRequest, OpenSession, ImportModule])

@@ -72,7 +72,7 @@ def pair(client):
     return reference, parameters
 
 
-def told(result):
+def message(result):
     """The words on standard error, without the box around them."""
     return " ".join(result.stderr.replace("│", " ").split())
 
@@ -128,9 +128,9 @@ def test_a_local_torch_module_gives_the_same_numbers(compare, pair, tmp_path):
     )
     compare(f"{code}:make", "pair.a")
     assert by_tensor(compare("pair.b", f"{code}:make", "--json", code=1))["weights"]["relative"] < 1e-5
-    assert "expected a torch.nn.Module" in told(compare("pair.a", f"{code}:wrong", code=2))
-    assert "has no 'absent'" in told(compare("pair.a", f"{code}:absent", code=2))
-    assert "give --heads" in told(compare("pair.a", state, code=2))
+    assert "expected a torch.nn.Module" in message(compare("pair.a", f"{code}:wrong", code=2))
+    assert "has no 'absent'" in message(compare("pair.a", f"{code}:absent", code=2))
+    assert "give --heads" in message(compare("pair.a", state, code=2))
 
 
 @pytest.mark.slow
@@ -169,9 +169,9 @@ def test_inputs_may_come_from_a_file(compare, pair, tmp_path):
 
 
 def test_what_cannot_be_compared_is_refused(compare, pair):
-    assert "one is a module" in told(compare("pair.a", "fused", code=2))
-    assert "only a kernel has a default" in told(compare("pair.a", code=2))
-    assert "minilm#3" in told(compare("minilm#x", "pair.a", code=2))
+    assert "one is a module" in message(compare("pair.a", "fused", code=2))
+    assert "only a kernel has a default" in message(compare("pair.a", code=2))
+    assert "minilm#3" in message(compare("minilm#x", "pair.a", code=2))
     assert "checkpoint" in compare("nothing-there#0", "pair.a", code=1).stderr
 
 

@@ -59,7 +59,7 @@ class Played:
         pass
 
     def context(self, model, text, **fields):
-        self.asked = (model, text, fields)
+        self.call = (model, text, fields)
         return self.replies
 
 
@@ -83,7 +83,7 @@ def test_the_prompt_is_shown_for_the_answer_and_for_each_sentence_with_its_stron
         ["<second>", "+2.5", "+0.25", "-0.5"],
     ]  # fmt: skip
     assert lines[12:] == ["heads that matter most: L1H2 +0.5", "lookback ratio: 0.275 on average over 2 heads"]
-    assert played.asked == ("net", PROMPT, {"answer": " A cat. A dog."})
+    assert played.call == ("net", PROMPT, {"answer": " A cat. A dog."})
 
 
 def test_options_are_the_fields_of_the_request(played):
@@ -95,11 +95,11 @@ def test_options_are_the_fields_of_the_request(played):
         "sources": [{"text": "a"}, {"name": "last", "text": "b"}], "max_tokens": 5,
         "return_": ["attention", "gradient"],
     }  # fmt: skip
-    assert played.asked == ("net", "a b", fields)
+    assert played.call == ("net", "a b", fields)
     played.replies = reply(ablation=Ablation(removed=np.ones((2, 2), np.float32)))
     invoke(["context", "net", "hello", "--chat", "--show", "removed"])
     returned = ["attention", "gradient", "hidden", "lookback", "removed"]
-    assert played.asked == ("net", None, {"messages": [{"role": "user", "content": "hello"}], "return_": returned})
+    assert played.call == ("net", None, {"messages": [{"role": "user", "content": "hello"}], "return_": returned})
     assert '"answer_text":" A cat. A dog."' in invoke(["context", "net", "a", "--json"]).output
 
 

@@ -174,20 +174,20 @@ def test_sentences_name_the_keys_of_the_largest_numbers(explained):
     Path("in.json").write_text(json.dumps({"query": query, "key": keys, "value": values}))
     spec = {"score": {"name": "dot"}, "masks": [{"name": "sliding_window", "left": None, "right": 1}]}
     found = json.loads(explained("--inputs", "in.json", "--spec", json.dumps(spec), "--json").stdout)
-    told = {step["symbol"]: step["sentence"] for step in found["forward"] + found["backward"]}
-    assert "key 1 (3) and the next of key 2 (2)" in told["s"]
-    assert "1 of 3 keys are hidden" in told["m"]
-    assert "key 1 (0.8808) and the next of key 0 (0.1192)" in told["w"]
-    assert "key 1 raises the loss most (1)" in told["∂L/∂w"]
-    assert "key 1 raises the loss most (0.105), key 0 lowers it most (-0.105)" in told["∂L/∂m"]
+    sentences = {step["symbol"]: step["sentence"] for step in found["forward"] + found["backward"]}
+    assert "key 1 (3) and the next of key 2 (2)" in sentences["s"]
+    assert "1 of 3 keys are hidden" in sentences["m"]
+    assert "key 1 (0.8808) and the next of key 0 (0.1192)" in sentences["w"]
+    assert "key 1 raises the loss most (1)" in sentences["∂L/∂w"]
+    assert "key 1 raises the loss most (0.105), key 0 lowers it most (-0.105)" in sentences["∂L/∂m"]
 
 
 @pytest.mark.slow
 def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
     pytest.importorskip("transformers")
     text = "Kate met Tom. Then Kate"
-    asked = ("tiny", "--layer", "2", "--head", "1", "--row", "5", "--text", text, "--json")
-    found = json.loads(explained(*asked).stdout)
+    options = ("tiny", "--layer", "2", "--head", "1", "--row", "5", "--text", text, "--json")
+    found = json.loads(explained(*options).stdout)
     assert found["consistent"]
     assert found["checks"]["w = the weights of tiny"] < 1e-6
     assert "layer 2 of tiny; tokens: 0 '<|begin|>' 1 'Kate'" in found["notes"][0]
@@ -209,7 +209,7 @@ def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
         (("--text", "x"), "NAME is none"),
     ],
 )
-def test_a_model_or_a_layer_that_is_not_there_is_told(explained, arguments, detail):
+def test_a_model_or_a_layer_that_is_not_there_is_reported(explained, arguments, detail):
     pytest.importorskip("transformers")
     code = 2 if "NAME" in detail else 1
     assert detail in " ".join(explained(*arguments, code=code).output.split())

@@ -33,7 +33,7 @@ class Played:
     """A client whose model says ``cat sat``."""
 
     def __init__(self):
-        self.models, self.asked = self, []
+        self.models, self.calls = self, []
 
     def __enter__(self):
         return self
@@ -43,7 +43,7 @@ class Played:
 
     def forward(self, model, text=None, **fields):
         assert fields["top_k"] == 0
-        self.asked.append((model, text or [each["content"] for each in fields["messages"]]))
+        self.calls.append((model, text or [each["content"] for each in fields["messages"]]))
         return self
 
     labels = LABELS
@@ -70,7 +70,7 @@ class Played:
             yield ChatCompletionChunk(id="1", created=1, model=model, choices=[choice])
 
     def chat(self, model, messages, **fields):
-        self.asked.append((model, [each["content"] for each in messages]))
+        self.calls.append((model, [each["content"] for each in messages]))
         message = AssistantMessage(role="assistant", content=" cat sat")
         return ChatCompletion(id="1", created=1, model=model, choices=[ChatChoice(index=0, message=message)])
 
@@ -96,7 +96,7 @@ def test_each_token_has_a_line_with_the_mean_of_many_heads(played):
     lines = run("generate", "net", "the", "--max-tokens", "2")
     assert lines[0].split() == ["cat", "←", "<s>", "(0.38)", "the", "(0.38)"]
     assert lines[-1] == " cat sat"
-    assert played.asked == [("net", "the")]
+    assert played.calls == [("net", "the")]
     assert played.fields["temperature"] == 0
     assert played.fields["max_tokens"] == 2
     assert played.fields["attention"] == {"top_k": 8, "statistics": []}
@@ -129,7 +129,7 @@ def test_json_is_the_whole_reply(played):
 def test_a_conversation_goes_on_until_the_end_of_input(played):
     lines = run("chat", "net", "--system", "be brief", "--no-look", stdin="hello\n\nagain\n")
     assert "".join(lines).count(" cat sat") == 2
-    assert played.asked[1] == ("net", ["be brief", "hello", " cat sat", "again"])
+    assert played.calls[1] == ("net", ["be brief", "hello", " cat sat", "again"])
 
 
 def test_images_go_with_the_first_message_alone_and_their_patches_are_named(played, tmp_path):
@@ -140,7 +140,7 @@ def test_images_go_with_the_first_message_alone_and_their_patches_are_named(play
     played.labels = LABELS.model_copy(update={"tokens": ["[0:1,2]", " the"]})
     lines = run("chat", "net", *images, stdin="what\nagain\n")
     assert lines[0].split() == ["cat", "←", "[0:1,2]", "(0.38)", "the", "(0.38)"]
-    (first,), (_, _, second) = (asked for _, asked in played.asked)
+    (first,), (_, _, second) = (calls for _, calls in played.calls)
     assert [part["type"] for part in first] == ["image_url", "image_url", "text"]
     urls = [part["image_url"]["url"] for part in first[:2]]
     assert urls == ["data:image/jpeg;base64,Y2F0LmpwZw==", "data:image/png;base64,bWF0"]
@@ -150,8 +150,8 @@ def test_images_go_with_the_first_message_alone_and_their_patches_are_named(play
     assert '"content":" cat sat"' in run("generate", "net", "what", *images, "--json")[0]
 
 
-def test_an_image_that_cannot_be_read_is_named_before_anything_is_asked(played):
+def test_an_image_that_cannot_be_read_is_named_before_any_request(played):
     result = invoke(["chat", "net", "--image", "none.png"], input="what\n")
     assert result.exit_code != 0
     assert "none.png cannot be read" in str(result.exception) + result.output
-    assert not played.asked
+    assert not played.calls

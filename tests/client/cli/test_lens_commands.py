@@ -101,7 +101,7 @@ def test_matrices_take_the_place_of_texts(run):
         (("--jacobians", "given.npz", "--price"), "matrices are stored at once"),
     ],
 )
-def test_a_fit_of_nothing_is_refused_before_anything_is_asked(run, arguments, named):
+def test_a_fit_of_nothing_is_refused_before_any_request(run, arguments, named):
     np.savez("given.npz", **{"0": np.eye(2, dtype=np.float32)})
     open("empty.txt", "w").close()
     result = run(None, "net", *arguments)
@@ -117,7 +117,7 @@ def test_a_page_is_written_of_what_a_notebook_shows(played, tmp_path):
     page = tmp_path / "w.html"
     result = at_shell("weights", "demo", "--query", str(tmp_path / "q.npy"), "--plot", str(page))
     assert result.exit_code == 0, result.output
-    assert played.asked.return_weights
+    assert played.payload.return_weights
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert "application/json" in page.read_text("utf-8")
     refused = at_shell("lens", "net", "cat", "--plot", str(tmp_path / "x.html"))

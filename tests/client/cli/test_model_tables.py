@@ -127,13 +127,13 @@ class Loading:
     """A client whose model loads."""
 
     def __init__(self):
-        self.models, self.told = self, []
+        self.models, self.names = self, []
 
     def get(self, model, retries):
-        self.told.append(model)
-        if len(self.told) == 1:
+        self.names.append(model)
+        if len(self.names) == 1:
             raise ModelNotFound("not yet")
-        progress = 0.25 * len(self.told)
+        progress = 0.25 * len(self.names)
         state = "loading" if progress < 1 else "resident"
         return ModelInfo(id=model, created=1, checkpoint="net", state=state, progress=progress)
 
@@ -144,16 +144,16 @@ def test_a_bar_shows_the_progress_of_a_model_that_loads(monkeypatch):
     monkeypatch.setattr("rich.progress.Progress.update", lambda _, task, completed: drawn.append(completed))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with model_progress.loading_shown(client, "net"):
-        while len(client.told) < 6:
+        while len(client.names) < 6:
             time.sleep(0.01)
     assert drawn[:4] == [0.5, 0.75, 1.0, 1.0]
 
 
-def test_nothing_is_asked_where_nobody_watches():
+def test_nothing_is_requested_where_nobody_watches():
     client = Loading()
     with model_progress.loading_shown(client, "net"):
         time.sleep(0.01)
-    assert client.told == []
+    assert client.names == []
 
 
 ENCODER = TokenLabelsReply(tokens=["x", "y", "z"], ids=[5, 6, 7], spans=[(0, 1), (1, 2), (2, 3)])
@@ -169,7 +169,7 @@ def test_a_layer_of_a_pair_has_the_tokens_of_its_stacks(capsys, name, pair):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_gradients_are_told_by_token_and_by_head(capsys, several):
+def test_gradients_are_shown_by_token_and_by_head(capsys, several):
     wrap = (lambda x: np.stack([x, x])) if several else (lambda x: x)
     made = LayerGradients(layer=0, heads=wrap(np.array([0.5, -0.25])), gradients={"hidden": wrap(np.zeros((3, 8)))})
     differentiated(
@@ -188,11 +188,11 @@ def test_gradients_are_told_by_token_and_by_head(capsys, several):
     assert "hidden" in out
 
 
-def test_layers_that_see_images_are_told_of_the_first_crop(capsys):
-    told = reply([layer(0, [0.5, 0.25]), layer("vision.0", [0.125, 1.5], several=True)])
+def test_layers_that_see_images_are_shown_for_the_first_crop(capsys):
+    effects = reply([layer(0, [0.5, 0.25]), layer("vision.0", [0.125, 1.5], several=True)])
     crop = TokenLabelsReply(tokens=["CLS", "[0,0]", "[0,1]"], ids=[0, 1, 2], spans=[None] * 3)
-    object.__setattr__(told, "image_labels", [crop, crop])
-    looked(told)
+    object.__setattr__(effects, "image_labels", [crop, crop])
+    looked(effects)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[3][:3] == ["vision.0", "H0", "0.125"]
     assert rows[3][3:6] == ["[0,0]", "→", "CLS"]

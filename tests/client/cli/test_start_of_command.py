@@ -65,7 +65,7 @@ def test_a_command_starts_soon(server, arguments):
 
 def test_every_command_of_the_list_is_there_and_tells_the_same():
     listed = get_command(app).commands
-    told = {name: entry.summary for entries in PANELS.values() for name, entry in entries.items()}
-    assert {name: each.help for name, each in listed.items()} == told
+    summaries = {name: entry.summary for entries in PANELS.values() for name, entry in entries.items()}
+    assert {name: each.help for name, each in listed.items()} == summaries
     for name, each in listed.items():
-        assert (name, " ".join(each.command.help.partition("\n\n")[0].split())) == (name, told[name])
+        assert (name, " ".join(each.command.help.partition("\n\n")[0].split())) == (name, summaries[name])

@@ -24,7 +24,7 @@ class Played:
         pass
 
     def transcribe(self, model, file, **fields):
-        self.asked = (model, file, fields)
+        self.call = (model, file, fields)
         return Transcription(text="the cat", words=WORDS)
 
 
@@ -40,7 +40,7 @@ def test_each_word_has_a_line_with_its_seconds(played):
     result = invoke(["transcribe", "whisper", "a.wav", "--language", "en", "--temperature", "0.5"])
     assert result.output.splitlines() == ["    0.00     0.48  the", "    0.48    12.50  cat", "the cat"]
     fields = {"language": "en", "temperature": 0.5, "response_format": "verbose_json"}
-    assert played.asked == ("whisper", "a.wav", fields)
+    assert played.call == ("whisper", "a.wav", fields)
 
 
 def test_json_is_the_whole_reply(played):

@@ -230,7 +230,7 @@ def test_first_and_second_gradients_are_those_of_differences(client):
     assert gradgradcheck(attended, at, fast_mode=True)
 
 
-def test_only_what_needs_a_gradient_is_asked_for(client, sent):
+def test_only_what_needs_a_gradient_is_requested(client, sent):
     _, remote = pair(client)
     query, key, value = inputs(remote)
     remote.requires_grad_(requires_grad=False)
@@ -241,7 +241,7 @@ def test_only_what_needs_a_gradient_is_asked_for(client, sent):
     assert sent[-1][1]["wrt"] == ["query", "o_proj.weight"]
 
 
-def test_nothing_is_asked_for_without_gradients(client, sent):
+def test_nothing_is_requested_without_gradients(client, sent):
     _, remote = pair(client)
     tensors = inputs(remote)
     with torch.no_grad():

@@ -63,8 +63,8 @@ def problem_of(make_problem, spec, **more):
     problem = make_problem(batch=3, queries=10, keys=11, spec=spec, **more)
     generator = torch.Generator().manual_seed(4)
     learned = {
-        name: torch.randn(told.shape, generator=generator, dtype=torch.float64)
-        for name, told in learned_of(spec, problem.widths).items()
+        name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        for name, tensor in learned_of(spec, problem.widths).items()
     }
     return replace(problem, learned=learned)
 
@@ -93,7 +93,7 @@ def assert_like_the_stages(problem):
     for name, value in expected.items():
         assert found[name].isfinite().all()
         torch.testing.assert_close(
-            found[name], value, rtol=0, atol=1e-11, msg=lambda told, name=name: f"{name}: {told}"
+            found[name], value, rtol=0, atol=1e-11, msg=lambda difference, name=name: f"{name}: {difference}"
         )
 
 

@@ -170,7 +170,7 @@ def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, s
         assert len(seen) == min(count, blocks)
 
 
-def test_spans_of_keys_are_asked_about_at_once(monkeypatch):
+def test_spans_of_keys_are_looked_up_at_once(monkeypatch):
     calls, allows = [], Drawn.allows
     monkeypatch.setattr(Drawn, "allows", lambda self, p, j: calls.append(j.shape) or allows(self, p, j))
     masks = [RandomBlocks(size=2, count=3, seed=1)]

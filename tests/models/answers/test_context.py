@@ -34,7 +34,7 @@ SOURCES, SENTENCES, FIRST = [range(4), range(4, 10), range(10, 12)], [range(3), 
 """The tokens of each source, those of each sentence of the answer, and the first of the answer."""
 
 
-def asked(model, free_bytes=2**30, **fields):
+def answered(model, free_bytes=2**30, **fields):
     request = validate(ContextRequest, {"text": PROMPT, "answer": ANSWER, "return": EVERY} | fields)
     run = ContextRun(model, ModelCosts(model), request, plan_context(model, request), free_bytes)
     for stage in run.stages:
@@ -66,12 +66,12 @@ def test_ablations_are_separate_forwards_of_transformers(family):
         positions = torch.arange(len(IDS))[None]
         hidden.append(sentences(logits_of(reference, IDS, attention_mask=mask, position_ids=positions)))
         removed.append(sentences(logits_of(reference, [each for at, each in enumerate(IDS) if at not in source])))
-    reply, run = asked(model)
+    reply, run = answered(model)
     assert [each.passes for each in run.stages] == [3, 1, 3, 3]
     near([each.logprob for each in reply.answer], whole, 1e-4)
     near(reply.ablation.hidden, np.array(hidden) - whole, 1e-4)
     near(reply.ablation.removed, np.array(removed) - whole, 1e-4)
-    alone, run = asked(model, alone=True)
+    alone, run = answered(model, alone=True)
     assert [each.passes for each in run.stages] == [3, 1, 1, 1, 1, 1, 1, 1]
     near(alone.ablation.hidden, reply.ablation.hidden, 1e-5)
     near(alone.ablation.removed, reply.ablation.removed, 1e-5)
@@ -81,7 +81,7 @@ def test_a_model_of_which_some_layers_have_no_keys_leaves_sources_out_one_by_one
     reference = eager("lfm2")
     whole = sentences(logits_of(reference, IDS))
     left = [[each for at, each in enumerate(IDS) if at not in source] for source in SOURCES]
-    reply, run = asked(loaded("lfm2"), **{"return": ["removed"]})
+    reply, run = answered(loaded("lfm2"), **{"return": ["removed"]})
     assert [each.passes for each in run.stages] == [1, 1, 1, 1]
     near(reply.ablation.removed, [np.array(sentences(logits_of(reference, ids))) - whole for ids in left], 1e-4)
 
@@ -91,7 +91,7 @@ def test_a_hidden_source_is_one_whose_keys_have_no_weight_in_any_layer():
     edit = Edit(tap="weights", keys=[*SOURCES[1]], set=0.0, renormalize=True)
     request = ModelForwardRequest(text=PROMPT, answer=ANSWER, edits={"0": [edit], "1": [edit]}, top_k=0)
     logs = [each.logprob for each in forward_reply(model, request).answer]
-    reply, _ = asked(model, **{"return": ["hidden"]})
+    reply, _ = answered(model, **{"return": ["hidden"]})
     expected = [sum(logs[each.start : each.stop]) for each in SENTENCES]
     near(reply.ablation.hidden[1] + np.array([each.logprob for each in reply.answer]), expected, 1e-4)
 
@@ -105,7 +105,7 @@ def test_ablations_of_an_observed_attention_are_separate_forwards():
         each.logprob
         for each in forward_reply(model, ModelForwardRequest(text=PROMPT, answer=ANSWER, edits=edits, top_k=0)).answer
     ]
-    reply, _ = asked(model)
+    reply, _ = answered(model)
     whole = np.array([each.logprob for each in reply.answer])
     near(reply.ablation.hidden[0] + whole, [sum(logs[each.start : each.stop]) for each in SENTENCES], 1e-4)
     for source, change in zip(SOURCES, reply.ablation.removed, strict=True):
@@ -119,7 +119,7 @@ def test_attention_and_lookback_are_sums_of_the_models_weights(family):
     model = loaded(family)
     layers = weights_reply(model, ModelWeightsRequest(text=PROMPT, answer=ANSWER)).layers
     weights = np.stack([np.asarray(layer.weights)[:, FIRST - 1 : -1] for layer in layers])  # [layers, H, T, L]
-    reply, _ = asked(model, heads=1000)
+    reply, _ = answered(model, heads=1000)
     by_head = np.stack(
         [
             [weights[:, :, part, :][..., source].sum(-1).mean(-1) for part in map(_slice, SENTENCES)]
@@ -148,7 +148,7 @@ def _slice(tokens):
 def test_gradients_of_the_sentences_sum_to_those_of_the_answer():
     model = loaded("gemma2")
     whole = ModelGradients(model, ModelGradientsRequest(text=PROMPT, answer=ANSWER)).reply()
-    reply, _ = asked(model, heads=1000)
+    reply, _ = answered(model, heads=1000)
     by_token = np.asarray(whole.tokens)
     near(np.asarray(reply.gradient).sum(1), [by_token[_slice(source)].sum() for source in SOURCES], 1e-4)
     heads = {(layer.layer, head): effect for layer in whole.layers for head, effect in enumerate(layer.heads)}
@@ -159,15 +159,15 @@ def test_gradients_of_the_sentences_sum_to_those_of_the_answer():
 def test_sources_by_text_by_span_and_by_themselves_are_the_same():
     model = loaded("gpt2")
     names = [{"name": "first", "text": "the cat sat on"}, {"span": [15, 37]}]
-    reply, _ = asked(model, sources=names)
+    reply, _ = answered(model, sources=names)
     assert [(each.name, each.text, each.tokens) for each in reply.sources] == [
         ("first", "the cat sat on", (0, 4)),
         ("source 2", "the dog on mat cat sat", (4, 10)),
     ]
-    split, _ = asked(model)
+    split, _ = answered(model)
     assert [each.name for each in split.sources] == ["sentence 1", "sentence 2", "sentence 3"]
     near(reply.ablation.removed, split.ablation.removed[:2], 1e-5)
-    own, _ = asked(model, text=None, sources=[{"text": "the cat sat on\n"}, {"text": PROMPT[15:]}])
+    own, _ = answered(model, text=None, sources=[{"text": "the cat sat on\n"}, {"text": PROMPT[15:]}])
     assert (own.prompt, [each.tokens for each in own.sources]) == (PROMPT, [(0, 4), (4, 12)])
     near(own.ablation.hidden[0], split.ablation.hidden[0], 1e-5)
 
@@ -184,7 +184,7 @@ def test_messages_are_sources_and_the_last_of_the_assistant_is_the_answer():
     messages = [{"role": "system", "content": "the cat"}, {"role": "user", "content": "the dog sat\non mat"}]
     model = chat()
     fields = {"text": None, "messages": messages, "split": "messages", "answer": "the dog"}
-    reply, _ = asked(model, **fields)
+    reply, _ = answered(model, **fields)
     assert [(each.name, each.text) for each in reply.sources] == [
         ("system 1", "the cat"),
         ("user 2", "the dog sat\non mat"),
@@ -192,8 +192,8 @@ def test_messages_are_sources_and_the_last_of_the_assistant_is_the_answer():
     assert (reply.answer_text, [each.text for each in reply.answer]) == ("the dog", ["the dog"])
     assert reply.labels.tokens[slice(*reply.answer[0].tokens)] == ["the", "dog"]
     ended = fields | {"messages": [*messages, {"role": "assistant", "content": "the dog"}], "answer": None}
-    near(asked(model, **ended)[0].ablation.hidden, reply.ablation.hidden)
-    split, _ = asked(model, **fields | {"split": "sentences"})
+    near(answered(model, **ended)[0].ablation.hidden, reply.ablation.hidden)
+    split, _ = answered(model, **fields | {"split": "sentences"})
     assert [each.text for each in split.sources] == ["the cat", "the dog sat", "on mat"]
 
 
@@ -215,9 +215,9 @@ def test_messages_are_sources_and_the_last_of_the_assistant_is_the_answer():
         ("gpt2", {"messages": [{"role": "user", "content": "the"}], "text": None, "answer": None}, "messages"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_told_is_refused_by_name(family, fields, param):
+def test_what_cannot_be_answered_is_refused_by_name(family, fields, param):
     with pytest.raises(InvalidRequest) as caught:
-        asked(loaded(family), **fields)
+        answered(loaded(family), **fields)
     assert caught.value.param == param
 
 
@@ -287,15 +287,15 @@ def test_the_time_follows_the_passes_that_ran():
 
 def test_passes_have_as_many_rows_as_there_is_memory_for():
     model = loaded("llama")
-    reply, run = asked(model)
-    small, few = asked(model, free_bytes=2**18)
+    reply, run = answered(model)
+    small, few = answered(model, free_bytes=2**18)
     assert len(few.stages) > len(run.stages)
     near(small.ablation.removed, reply.ablation.removed)
 
 
 def test_an_answer_of_many_sentences_has_all_that_follow_in_its_last():
     model = LoadedModel("long", tiny("llama", max_position_embeddings=512), tokenizer(), Device.open("cpu"))
-    reply, _ = asked(model, answer="\nthe cat" * (MAX_SENTENCES + 9), **{"return": ["attention"]})
+    reply, _ = answered(model, answer="\nthe cat" * (MAX_SENTENCES + 9), **{"return": ["attention"]})
     assert len(reply.answer) == MAX_SENTENCES
     assert reply.answer[-1].tokens[1] == FIRST + 2 * (MAX_SENTENCES + 9)
 

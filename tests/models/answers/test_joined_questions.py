@@ -39,15 +39,15 @@ def test_the_weights_of_a_text_are_those_that_it_has_alone(family, fields):
     check_weights(*questions(family, ModelWeightsRequest, **fields))
 
 
-def check_weights(model, asked):
-    assert len({group_of(model, *each) for each in asked}) == 1
-    assert group_of(model, *asked[0]) is not None
-    for (request, own), reply in zip(asked, joined_replies(model, asked), strict=True):
+def check_weights(model, pairs):
+    assert len({group_of(model, *each) for each in pairs}) == 1
+    assert group_of(model, *pairs[0]) is not None
+    for (request, own), reply in zip(pairs, joined_replies(model, pairs), strict=True):
         expected = weights_reply(model, request, own)
         found = from_pieces(to_safetensors(reply, "reply"), "reply", ModelWeightsReply)  # as it is sent
         assert found.labels == expected.labels
         to_body(found, SAFETENSORS, "reply")  # every number is in a form that the wire has
-        assert (found.ran.joined, expected.ran.joined) == (len(asked), 1)
+        assert (found.ran.joined, expected.ran.joined) == (len(pairs), 1)
         for layer, other in zip(found.layers, expected.layers, strict=True):
             assert layer.layer == other.layer
             np.testing.assert_array_equal(layer.queries, other.queries)
@@ -81,9 +81,9 @@ def test_the_predictions_of_a_text_are_those_that_it_has_alone(family):
     check_predictions(*questions(family, ModelForwardRequest, top_k=4))
 
 
-def check_predictions(model, asked):
-    assert len({group_of(model, *each) for each in asked}) == 1
-    for (request, own), found in zip(asked, joined_replies(model, asked), strict=True):
+def check_predictions(model, pairs):
+    assert len({group_of(model, *each) for each in pairs}) == 1
+    for (request, own), found in zip(pairs, joined_replies(model, pairs), strict=True):
         expected = forward_reply(model, request, own).predictions
         for ours, alone in zip(found.predictions, expected, strict=True):
             assert (ours.text, ours.position) == (alone.text, alone.position)

@@ -156,13 +156,13 @@ def test_edits_hold_in_each_of_several_points():
 def test_points_are_as_many_as_fit_and_are_in_the_estimate():
     model = loaded("llama")
     costs, request = ModelCosts(model), ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=64)
-    asked = ModelGradients(model, request).checked
-    assert costs.memory.points_at_once(asked, 64, 2**40) == 64
-    assert costs.memory.points_at_once(asked, 64, 0) == 1
-    some = costs.memory.points_at_once(asked, 64, 2**22)
+    checked = ModelGradients(model, request).checked
+    assert costs.memory.points_at_once(checked, 64, 2**40) == 64
+    assert costs.memory.points_at_once(checked, 64, 0) == 1
+    some = costs.memory.points_at_once(checked, 64, 2**22)
     assert 1 < some < 64
-    single = costs.memory.needed_bytes(asked, request)
-    assert single < costs.memory.needed_bytes(asked, request, some) <= single + 2**20
+    single = costs.memory.needed_bytes(checked, request)
+    assert single < costs.memory.needed_bytes(checked, request, some) <= single + 2**20
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ def swept(model, copies=None, **fields):
 
 def logs(model, edits, tokens=IDS, positions=None, **fields):
     """Ln p ``[positions, V]`` of a run with these edits."""
-    asked = {"tokens": tokens, "edits": edits, "return": ["logits"], "positions": positions, **fields}
-    found = forward_reply(model, validate(ModelForwardRequest, asked))
+    body = {"tokens": tokens, "edits": edits, "return": ["logits"], "positions": positions, **fields}
+    found = forward_reply(model, validate(ModelForwardRequest, body))
     return torch.from_numpy(np.asarray(found.logits)).double().log_softmax(-1)
 
 
@@ -158,10 +158,10 @@ def test_the_effect_on_a_given_answer(mean):
     model = loaded("gpt2")
     found = swept(model, tokens=None, text="the cat sat", answer=" on the mat", sweep=HEADS, of={"answer": mean})
     total = np.sum if mean == "sum" else np.mean
-    asked = {"text": "the cat sat", "answer": " on the mat"}
+    body = {"text": "the cat sat", "answer": " on the mat"}
 
     def run(edits):
-        reply = forward_reply(model, validate(ModelForwardRequest, asked | {"edits": edits}))
+        reply = forward_reply(model, validate(ModelForwardRequest, body | {"edits": edits}))
         return total([each.logprob for each in reply.answer])
 
     plain = run({})

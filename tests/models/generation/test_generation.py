@@ -33,7 +33,7 @@ PROMPTS = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
 NEW = 8
 
 
-def asked(family, **fields):
+def generated_objects(family, **fields):
     """Return the objects that a request gives out, and those that end it."""
     request = validate(CompletionRequest, {"model": family, "prompt": PROMPTS, "max_tokens": NEW, **fields})
     given = []
@@ -43,13 +43,13 @@ def asked(family, **fields):
 
 
 def completion(family, **fields):
-    (whole,) = asked(family, **fields)[1]
+    (whole,) = generated_objects(family, **fields)[1]
     return on_wire(Completion, whole)
 
 
-def on_wire(kind, told):
+def on_wire(kind, reply):
     """Return an object as a client reads it."""
-    return validate(kind, orjson.loads(lines_of([told])))
+    return validate(kind, orjson.loads(lines_of([reply])))
 
 
 def ids(choice):
@@ -183,7 +183,7 @@ def test_settings_of_the_checkpoint_that_transformers_refuses_are_its_fault(sett
     for name, value in settings.items():
         monkeypatch.setattr(loaded(family).model.generation_config, name, value)
     with pytest.raises(InvalidCheckpoint, match=f"model: its generation_config.json cannot be used: .*{says}") as fault:
-        asked(family)
+        generated_objects(family)
     assert fault.value.param == "model"
 
 
@@ -229,7 +229,7 @@ def test_a_chosen_token_that_the_model_cannot_read_is_the_checkpoints_fault():
     ],
     ids=["recursion", "depth", "memory", "attribute", "refusal"],
 )
-def test_a_chat_template_that_fails_is_told_at_the_messages(template):
+def test_a_chat_template_that_fails_is_a_fault_of_the_messages(template):
     words = tokenizer()
     words.chat_template = template
     with pytest.raises(InvalidRequest, match=r"the checkpoint.s chat template refuses them: .") as fault:
@@ -299,19 +299,19 @@ def test_each_token_arrives_with_the_weights_of_the_query_that_chose_it(family):
                     named[layer.top_keys.keys >= 0], layer.top_keys.weights[layer.top_keys.keys >= 0], atol=2e-5
                 )
                 shares = weights / weights.sum(-1, keepdims=True)
-                told = layer.statistics
+                statistics = layer.statistics
                 np.testing.assert_allclose(
-                    told.entropy, -(shares * np.log(np.maximum(shares, 1e-30))).sum(-1), atol=2e-4
+                    statistics.entropy, -(shares * np.log(np.maximum(shares, 1e-30))).sum(-1), atol=2e-4
                 )
-                np.testing.assert_allclose(told.first_key, shares[:, 0], atol=2e-5)
+                np.testing.assert_allclose(statistics.first_key, shares[:, 0], atol=2e-5)
                 keys = np.arange(shares.shape[1])
-                np.testing.assert_allclose(told.mean_distance, shares @ np.abs(keys - len(seen) + 1), atol=2e-3)
+                np.testing.assert_allclose(statistics.mean_distance, shares @ np.abs(keys - len(seen) + 1), atol=2e-3)
                 if not str(layer.layer).startswith("cross"):
-                    np.testing.assert_allclose(told.own_position, shares[:, -1], atol=2e-5)
+                    np.testing.assert_allclose(statistics.own_position, shares[:, -1], atol=2e-5)
                     before = np.array([other == seen[-1] for other in seen[:-1]] + [False])
-                    np.testing.assert_allclose(told.duplicate_token, shares @ before, atol=2e-5)
+                    np.testing.assert_allclose(statistics.duplicate_token, shares @ before, atol=2e-5)
                     nouns = np.array([other in {4, 8} for other in seen])
-                    np.testing.assert_allclose(told.classes["nouns"], shares @ nouns, atol=2e-5)
+                    np.testing.assert_allclose(statistics.classes["nouns"], shares @ nouns, atol=2e-5)
 
 
 def rows_of(family, tokens, target_ids=None):
@@ -419,8 +419,8 @@ def test_a_query_that_looks_nowhere_has_no_statistics():
 def test_a_stream_has_the_same_tokens_piece_by_piece():
     settings = {"temperature": 0.9, "seed": 3, "n": 2, "logprobs": 2, "attention": {"top_k": 1}}
     whole = completion("llama", **settings)
-    given, ended = asked("llama", stream=True, stream_options={"include_usage": True}, **settings)
-    pieces = [on_wire(Completion, told) for told in given]
+    given, ended = generated_objects("llama", stream=True, stream_options={"include_usage": True}, **settings)
+    pieces = [on_wire(Completion, each) for each in given]
     assert len({piece.id for piece in pieces}) == 1
     for choice in whole.choices:
         own = [piece.choices[0] for piece in pieces if piece.choices[0].index == choice.index]
@@ -432,7 +432,7 @@ def test_a_stream_has_the_same_tokens_piece_by_piece():
     assert on_wire(Completion, last).usage == whole.usage
 
 
-def test_the_likeliest_tokens_may_be_asked_for_twice():
+def test_the_likeliest_tokens_may_be_requested_twice():
     found = completion("llama", temperature=0, n=2, attention={})
     assert [ids(choice) for choice in found.choices] == [row for row in own("llama") for _ in range(2)]
 
@@ -446,8 +446,8 @@ def test_a_stop_text_ends_a_choice_before_it():
     assert found.choices[0].text == whole[:at]
     assert found.choices[0].finish_reason == "stop"
     assert found.usage.completion_tokens < 20
-    given, _ = asked("llama", prompt=PROMPTS[0], temperature=0, max_tokens=20, stop=stop, stream=True)
-    assert "".join(told["choices"][0]["text"] for told in given) == whole[:at]
+    given, _ = generated_objects("llama", prompt=PROMPTS[0], temperature=0, max_tokens=20, stop=stop, stream=True)
+    assert "".join(each["choices"][0]["text"] for each in given) == whole[:at]
 
 
 def test_text_of_a_tokenizer_written_in_python_comes_in_whole_characters():
@@ -461,7 +461,7 @@ def test_text_of_a_tokenizer_written_in_python_comes_in_whole_characters():
     assert "".join(cut.add(token) for token in tokens if not cut.stopped) == "a "
 
 
-def test_bytes_that_make_no_character_are_told_whatever_the_tokenizer_makes_of_those_before():
+def test_bytes_that_make_no_character_are_reported_whatever_the_tokenizer_makes_of_those_before():
     """In a run of bytes that is no UTF-8, sentencepiece's byte fallback makes no byte a character."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     words = Tokenizer(BPE({word: at for at, word in enumerate(["▁cat", *bytes_])}, []))
@@ -499,8 +499,8 @@ def test_log_probabilities_are_those_of_the_model_whatever_changes_the_draw():
     expected = torch.log_softmax(logits, -1)
     chosen = expected.gather(1, torch.tensor(ids(choice))[:, None])[:, 0]
     np.testing.assert_allclose(choice.logprobs.token_logprobs, chosen.numpy(), atol=1e-4)
-    for told, row in zip(choice.logprobs.top_logprobs, expected, strict=True):
-        np.testing.assert_allclose(sorted(told.values(), reverse=True), row.topk(3).values.numpy(), atol=1e-4)
+    for top, row in zip(choice.logprobs.top_logprobs, expected, strict=True):
+        np.testing.assert_allclose(sorted(top.values(), reverse=True), row.topk(3).values.numpy(), atol=1e-4)
 
 
 def test_penalties_and_biases_change_the_logits_as_openai_says():
@@ -521,7 +521,7 @@ def broken():
     return model
 
 
-def test_logits_that_are_not_finite_are_refused_when_drawn_from_and_told_when_not(broken):
+def test_logits_that_are_not_finite_are_refused_when_drawn_from_and_reported_when_not(broken):
     request = validate(CompletionRequest, {"model": "broken", "prompt": PROMPTS, "max_tokens": 2, "logprobs": 1})
     with pytest.raises(InvalidRequest, match="after 0 generated tokens the logits are NaN or infinite") as fault:
         generate(broken, request, plan_generation(broken, request), lambda _: None)
@@ -533,7 +533,7 @@ def test_logits_that_are_not_finite_are_refused_when_drawn_from_and_told_when_no
 
 def test_a_temperature_at_which_logits_overflow_is_refused():
     with pytest.raises(InvalidRequest, match="temperature: logits overflow"):
-        asked("llama", temperature=1e-39, seed=0)
+        generated_objects("llama", temperature=1e-39, seed=0)
     coldest = completion("llama", temperature=1e-30, seed=0, attention={})
     assert [ids(choice) for choice in coldest.choices] == own("llama")
 
@@ -617,18 +617,18 @@ REFUSED = {
 @pytest.mark.parametrize("param", REFUSED)
 def test_what_cannot_be_generated_is_refused_by_its_field(param):
     with pytest.raises(InvalidRequest) as refusal:
-        asked(**{"family": "llama"} | REFUSED[param])
+        generated_objects(**{"family": "llama"} | REFUSED[param])
     assert refusal.value.param == param
 
 
 def test_edits_of_places_need_prompts_of_one_length():
     edits = {"0": [{"tap": "q", "queries": [1], "set": 0}]}
     with pytest.raises(InvalidRequest, match="one length"):
-        asked("llama", attention={"edits": edits})
-    assert asked("llama", prompt=[[3, 4], [5, 6]], attention={"edits": edits})
+        generated_objects("llama", attention={"edits": edits})
+    assert generated_objects("llama", prompt=[[3, 4], [5, 6]], attention={"edits": edits})
 
 
-def test_the_estimate_grows_with_what_is_told():
+def test_the_estimate_grows_with_what_is_reported():
     def need(**fields):
         request = validate(CompletionRequest, {"model": "llama", "prompt": PROMPTS, "max_tokens": NEW} | fields)
         return plan_generation(loaded("llama"), request).needed_bytes(loaded("llama"))

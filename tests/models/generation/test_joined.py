@@ -166,7 +166,7 @@ EDITS = [
     {"1": [{"tap": "weights", "keys": [0], "set": 0.0, "renormalize": True}]},
     {"0": [{"tap": "v", "queries": None, "scale": 2.0}]},
 ]
-ASKED = [
+REPORTS = [
     {"statistics": ["entropy", "max_weight"], "top_k": 2},
     {"statistics": [], "weights": True},
     {"statistics": ["entropy"], "layers": [1], "heads": [1]},
@@ -180,7 +180,7 @@ requests = st.fixed_dictionaries({
     "temperature": st.sampled_from([0, 0.8]),
     "seed": st.integers(0, 3),
     "n": st.sampled_from([1, 1, 2]),
-    "attention": st.builds(lambda own, edits: own | {"edits": edits}, st.sampled_from(ASKED), st.sampled_from(EDITS)),
+    "attention": st.builds(lambda own, edits: own | {"edits": edits}, st.sampled_from(REPORTS), st.sampled_from(EDITS)),
 })  # fmt: skip
 
 
@@ -192,10 +192,10 @@ def alone_by_json(kind, text):
 @pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["mistral", "lfm2_moe"])
 @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
-@given(asked=st.lists(st.tuples(st.integers(0, 6), requests), min_size=2, max_size=6), left=st.integers(0, 9))
-def test_texts_that_come_and_go_in_any_order_are_as_alone(kind, asked, left):
+@given(order=st.lists(st.tuples(st.integers(0, 6), requests), min_size=2, max_size=6), left=st.integers(0, 9))
+def test_texts_that_come_and_go_in_any_order_are_as_alone(kind, order, left):
     callers = Callers(loaded(kind, **FAMILIES[kind][1]))
-    waiting = deque(sorted(enumerate(asked), key=lambda each: each[1][0]))
+    waiting = deque(sorted(enumerate(order), key=lambda each: each[1][0]))
     turn = 0
     while waiting:
         while waiting and waiting[0][1][0] <= turn:
@@ -209,7 +209,7 @@ def test_texts_that_come_and_go_in_any_order_are_as_alone(kind, asked, left):
     found = callers.end()
     assert callers.decoder._groups == {}
     for number, choice in found.items():
-        same(choice, alone_by_json(kind, orjson.dumps(asked[number][1]).decode()))
+        same(choice, alone_by_json(kind, orjson.dumps(order[number][1]).decode()))
 
 
 def test_choices_read_their_prompt_once():
@@ -233,8 +233,8 @@ def test_choices_read_their_prompt_once():
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "llama4_text", "deepseek_v3", "lfm2_moe"])
 def test_a_long_prompt_is_read_in_parts_with_the_same_tokens(kind, monkeypatch):
     model = loaded(kind, **FAMILIES[kind][1])
-    asked = {"attention": {"weights": True, "edits": EDITS[2]}}
-    whole = alone(model, TEXT[:50], **asked)
+    fields = {"attention": {"weights": True, "edits": EDITS[2]}}
+    whole = alone(model, TEXT[:50], **fields)
     monkeypatch.setattr(decoding, "PART", 12)
     lengths = []
     hook = model.model.register_forward_pre_hook(
@@ -244,7 +244,7 @@ def test_a_long_prompt_is_read_in_parts_with_the_same_tokens(kind, monkeypatch):
         callers = Callers(model)
         callers.decoder.joining  # noqa: B018
         lengths.clear()
-        callers.ask("it", TEXT[:50], **asked)
+        callers.ask("it", TEXT[:50], **fields)
     finally:
         hook.remove()
     assert lengths == ([50] if kind == "lfm2_moe" else [12, 12, 12, 12, 2])
@@ -418,8 +418,8 @@ def read_at_once(model, prompts):
     callers, shapes = Callers(model), []
     callers.decoder.joining  # noqa: B018
     for number, prompt in enumerate(prompts):
-        asked = {"model": model.name, "prompt": prompt, "max_tokens": 6, "temperature": 0}
-        request = validate(CompletionRequest, asked)
+        fields = {"model": model.name, "prompt": prompt, "max_tokens": 6, "temperature": 0}
+        request = validate(CompletionRequest, fields)
         plan = plan_generation(model, request)
         callers.running[number] = Generation(callers.decoder, request, plan, lambda _: None)
     hook = model.model.register_forward_pre_hook(

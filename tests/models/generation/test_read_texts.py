@@ -74,7 +74,7 @@ def text(tokens, begin=3):
     return [begin + 7 * number % 83 for number in range(tokens)]
 
 
-def said(answer):
+def token_ids(answer):
     return [token.id for token in answer.choices[0].attention]
 
 
@@ -100,10 +100,10 @@ def test_turns_of_a_conversation_read_what_is_new(kind):
             known = len(prompts[-2]) + NEW - 1 if turn else 0  # the last token has chosen none
             assert cached(answer) == known
             answers.append(answer)
-            prompts.append(prompts[-1] + said(answer) + text(20, turn))
+            prompts.append(prompts[-1] + token_ids(answer) + text(20, turn))
     for prompt, answer in zip(prompts, answers, strict=False):
         expected = whole(kind, prompt)
-        assert said(answer) == said(expected)
+        assert token_ids(answer) == token_ids(expected)
         for token, other in zip(answer.choices[0].attention, expected.choices[0].attention, strict=True):
             for layer, theirs in zip(token.layers, other.layers, strict=True):
                 np.testing.assert_allclose(layer.top_keys.weights, theirs.top_keys.weights, atol=1e-5)
@@ -113,7 +113,7 @@ def test_turns_of_a_conversation_read_what_is_new(kind):
 def test_a_past_that_cannot_be_cut_is_not_kept(kind):
     with Server(kind) as server:
         (first,) = server.ask(text(80))
-        (again,) = server.ask(text(80) + said(first) + text(9))
+        (again,) = server.ask(text(80) + token_ids(first) + text(9))
     assert cached(again) == 0
 
 
@@ -121,10 +121,10 @@ def test_texts_that_shared_passes_are_kept_as_others():
     prompts = [text(90), text(70, 4), text(100, 5)]
     with Server("llama") as server:
         ended = server.ask(*prompts)
-        longer = [prompt + said(answer) + text(30, 9) for prompt, answer in zip(prompts, ended, strict=True)]
+        longer = [prompt + token_ids(answer) + text(30, 9) for prompt, answer in zip(prompts, ended, strict=True)]
         again = server.ask(*longer)
         assert [cached(each) for each in again] == [len(prompt) + NEW - 1 for prompt in prompts]
-    assert [said(each) for each in again] == [said(whole("llama", each)) for each in longer]
+    assert [token_ids(each) for each in again] == [token_ids(whole("llama", each)) for each in longer]
 
 
 def test_a_beginning_of_a_text_is_enough():
@@ -137,7 +137,7 @@ def test_a_beginning_of_a_text_is_enough():
         assert cached(same) == 99  # the last token is read for what follows it
         assert cached(*server.ask(text(LEAST - 1) + text(30, 11))) == 0  # too little
         assert cached(*server.ask(text(80) + text(200, 12))) == 0  # the most is new
-    assert said(answer) == said(whole("llama", other))
+    assert token_ids(answer) == token_ids(whole("llama", other))
 
 
 def test_nobody_reads_on_from_the_texts_of_another():
@@ -192,7 +192,7 @@ def test_what_an_adapter_has_read_is_kept_for_it_alone(tmp_path):
         adapters = server.model.adapters
         adapter = adapters.load("own", AdapterFiles.open(tmp_path))
         (first,) = server.ask(text(80))
-        longer = text(80) + said(first) + text(9)
+        longer = text(80) + token_ids(first) + text(9)
         with adapters.using(adapter):
             assert [cached(each) for each in server.ask(longer) + server.ask(longer)] == [0, len(longer) - 1]
         adapters.forget("own")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.client.tiny_models import tokenizer
-from tests.models.generation.test_generation import asked, completion, ids
+from tests.models.generation.test_generation import completion, generated_objects, ids
 from tests.models.small_models import eager, loaded
 
 from attention_contract.errors import InvalidRequest
@@ -93,11 +93,11 @@ def test_a_prompt_is_echoed_with_its_log_probabilities(family, tokens):
     assert found.usage.completion_tokens == 2 * tokens
     for row, choice in zip(prompts, found.choices, strict=True):
         theirs, logits = logs_of(family, row)
-        told = choice.logprobs
-        assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset) == len(row) + tokens
-        assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
-        assert told.token_logprobs[1 : len(row)] == pytest.approx(theirs, abs=1e-4)
-        for each, logs in zip(told.top_logprobs[1:], logits, strict=False):
+        logprobs = choice.logprobs
+        assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == len(row) + tokens
+        assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+        assert logprobs.token_logprobs[1 : len(row)] == pytest.approx(theirs, abs=1e-4)
+        for each, logs in zip(logprobs.top_logprobs[1:], logits, strict=False):
             assert max(each.values()) == pytest.approx(float(logs.max()), abs=1e-4)
         assert choice.text.startswith(tokenizer().decode(row))
         assert choice.finish_reason == "length"
@@ -116,7 +116,7 @@ def test_a_prompt_that_came_as_text_is_echoed_as_it_is():
     (choice,) = completion("llama", prompt=text, max_tokens=1, temperature=0, logprobs=0, echo=True).choices
     assert choice.text.startswith(text)
     assert choice.logprobs.text_offset[:3] == [0, 4, 9]
-    given, last = asked("llama", prompt=text, max_tokens=1, temperature=0, echo=True, stream=True, n=2)
+    given, last = generated_objects("llama", prompt=text, max_tokens=1, temperature=0, echo=True, stream=True, n=2)
     first = {each["choices"][0]["index"]: each["choices"][0]["text"] for each in reversed(given)}
     assert first == {0: text, 1: text}
     assert last == []

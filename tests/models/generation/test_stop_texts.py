@@ -57,14 +57,14 @@ def test_any_tokens_of_a_text_give_it_up_to_the_first_stop(spoken):
     text, pieces, stops = spoken
     expected = text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
     tokenizer, ids = speaker(pieces)
-    told, said = GeneratedText(tokenizer, [], stops), ""
+    generated, written = GeneratedText(tokenizer, [], stops), ""
     for token in ids:
-        if not told.stopped:
-            said += told.add(token)
-            assert expected.startswith(said)  # nothing is taken back
-    assert said + told.rest() == expected
-    assert told.given == len(expected)
-    assert told.stopped == any(stop in text for stop in stops)
+        if not generated.stopped:
+            written += generated.add(token)
+            assert expected.startswith(written)  # nothing is taken back
+    assert written + generated.rest() == expected
+    assert generated.given == len(expected)
+    assert generated.stopped == any(stop in text for stop in stops)
 
 
 class Says(LogitsProcessor):
@@ -98,7 +98,7 @@ def test_a_model_that_says_a_stop_text_in_tokens_without_text_stops_before_it(mo
     monkeypatch.setattr(Sampling, "processors", lambda _: [Says(1, ids)])
     done = generate(model, request, plan_generation(model, request), given.extend)
     objects = [orjson.loads(line) for line in lines_of([*given, *done.last]).split(b"\n") if line]
-    choices = [each for told in objects for each in told["choices"]]
+    choices = [each for reply in objects for each in reply["choices"]]
     assert "".join(each["text"] for each in choices) == expected
     assert choices[-1]["finish_reason"] == ("length" if expected.endswith("!") else "stop")
     model.close()

@@ -103,7 +103,7 @@ def test_a_text_is_read_by_the_tokenizer_of_the_file(tmp_path):
 
 @pytest.mark.sampled(tokens=1)
 @pytest.mark.parametrize("tokens", [True, False])
-def test_no_file_beside_it_is_read_and_each_is_told(tmp_path, tokens):
+def test_no_file_beside_it_is_read_and_each_is_named(tmp_path, tokens):
     (tmp_path / "net").mkdir()
     write(tmp_path / "net" / "net.gguf", llama(), entries={"pooling_type": 1}, tokens=tokens)
     alone = loaded(tmp_path / "net" / "net.gguf").reader
@@ -122,15 +122,15 @@ def test_no_file_beside_it_is_read_and_each_is_told(tmp_path, tokens):
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ({"logit_scale": 4.0}, "its entry llama.logit_scale is 4.0, which transformers does not read"),
         ({"rope.scaling.yarn_log_multiplier": 0.5}, "yarn_log_multiplier"),
     ],
 )
-def test_an_entry_that_changes_the_numbers_is_refused(tmp_path, entries, told):
+def test_an_entry_that_changes_the_numbers_is_refused(tmp_path, entries, message):
     write(tmp_path / "net.gguf", llama(), entries=entries)
-    assert told in find_folder(tmp_path, "net.gguf").refused
+    assert message in find_folder(tmp_path, "net.gguf").refused
 
 
 def test_a_kind_of_scaling_that_is_unknown_is_refused(tmp_path):
@@ -139,7 +139,7 @@ def test_a_kind_of_scaling_that_is_unknown_is_refused(tmp_path):
         loaded(tmp_path / "net.gguf")
 
 
-def test_what_the_model_does_not_take_is_told(tmp_path):
+def test_what_the_model_does_not_take_is_named(tmp_path):
     write(tmp_path / "net.gguf", llama(), entries={"pooling_type": 1}, tensors={"own.weight": np.ones(3, np.float32)})
     assert loaded(tmp_path / "net.gguf").left_out == ["llama.pooling_type", "own.weight"]
 

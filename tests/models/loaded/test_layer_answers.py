@@ -43,13 +43,13 @@ def last_layer(kind):
 def requests_of(tap, layer):
     """Each request that names a tap, with the list of the layer that says so."""
     key = layer.layer
-    asked = {
+    fields = {
         "taps": (forward_reply, ModelForwardRequest, {"return": [tap], "layers": [key]}),
         "edits": (forward_reply, ModelForwardRequest, {"edits": {str(key): [{"tap": tap, "set": 0}]}}),
         "gradients": (gradients_reply, ModelGradientsRequest, {"wrt": [tap], "layers": [key], "by_head": False}),
     }
     words = {"taps": TAPS, "edits": get_args(EditableTap), "gradients": get_args(ModelGradient)}
-    return [(name, *asked[name]) for name in asked if tap in words[name]]
+    return [(name, *fields[name]) for name in fields if tap in words[name]]
 
 
 def gradients_reply(loaded_model, request):

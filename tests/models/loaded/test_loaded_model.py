@@ -50,7 +50,7 @@ from attention_service.models.passes import attention_pass
 from attention_service.models.process.process_pipes import problem_of
 from attention_service.models.process.served_model import ServedModel
 
-NOT_TOLD = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
+NOT_COLLECTED = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
 
 
 def reference(family, ids, **options):
@@ -216,11 +216,11 @@ def test_an_edit_of_an_output_is_that_of_its_heads():
 def test_predictions_are_compared_with_those_without_the_edits():
     model = loaded("gpt2")
     request = {"text": "the cat sat on", "edits": {"1": [{"tap": "context", "set": 0.0}]}, "compare": "unedited"}
-    [told] = forward_reply(model, ModelForwardRequest(**request)).predictions
+    [prediction] = forward_reply(model, ModelForwardRequest(**request)).predictions
     [plain] = forward_reply(model, ModelForwardRequest(text="the cat sat on")).predictions
     unedited = {each.id: each.probability for each in plain.top}
-    assert told.divergence > 0
-    for each in told.top:
+    assert prediction.divergence > 0
+    for each in prediction.top:
         if each.id in unedited:
             assert each.unedited_probability == pytest.approx(unedited[each.id])
     [same] = forward_reply(model, ModelForwardRequest(text="the cat sat on", compare="unedited")).predictions
@@ -307,13 +307,13 @@ def test_a_bad_request_names_its_field(field, request_):
 
 
 def test_a_model_describes_itself():
-    told = model_info(loaded("lfm2"))
-    assert told["unseen"] == ["conv"]
+    info = model_info(loaded("lfm2"))
+    assert info["unseen"] == ["conv"]
     assert unseen_layers(loaded("lfm2")) == {0: "conv has no weights of pairs of tokens"}
     assert unseen_layers(loaded("llama")) == unseen_layers(loaded("gemma2")) == {}
-    [layer] = told["layers"]
+    [layer] = info["layers"]
     assert (layer.layer, layer.heads, layer.kv_heads, layer.head_dim) == (1, 4, 2, 8)
-    assert told["generates"]
+    assert info["generates"]
     assert model_info(loaded("t5"))["takes"] == ["text", "target"]
     assert not model_info(loaded("bert"))["generates"]
 
@@ -326,7 +326,7 @@ def test_bytes_that_are_parts_of_characters_look_different():
     assert reader.readable(spoken("a é\n").input_ids) == ["a", " ", r"\xc3", r"\xa9", "\n"]
 
 
-def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(monkeypatch):
+def test_what_a_process_holds_of_a_gpu_is_reported_once_much_that_is_free_went_back(monkeypatch):
     memory = {"reserved": 2**30, "allocated": 2**28}
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: memory["reserved"])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: memory["allocated"])
@@ -350,7 +350,7 @@ def test_a_process_whose_gpu_is_lost_ends_after_the_request_that_lost_it(monkeyp
             served.recover(gpu.poisoned)
 
 
-def test_memory_that_runs_out_in_a_process_is_told_as_such():
+def test_memory_that_runs_out_in_a_process_is_reported_as_such():
     with pytest.raises(RuntimeError, match="allocate") as caught:
         torch.empty(2**62, dtype=torch.uint8)
     assert problem_of(caught.value)["code"] == "never_fits"
@@ -375,41 +375,41 @@ def test_sizes_whose_counts_no_reply_holds_are_refused_by_their_field(sizes, par
 def test_costs_count_no_key_behind_a_sliding_window(family):
     """Those of a pass, and of a token after it with the cache that transformers keeps."""
     model, length = eager(family), 20
-    told = ModelCosts(loaded(family)).report(ModelComplexityRequest(length=length), 2**40)
+    costs = ModelCosts(loaded(family)).report(ModelComplexityRequest(length=length), 2**40)
     tokens = torch.ones(1, length, dtype=torch.int64)
     with FlopCounterMode(display=False) as prefill, torch.no_grad():
         cache = model(tokens, use_cache=True, logits_to_keep=1).past_key_values
-    assert told.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in cache.layers)
+    assert costs.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in cache.layers)
     with FlopCounterMode(display=False) as step, torch.no_grad():
         model(tokens[:, :1], past_key_values=cache)
-    assert told.per_token.flops == step.get_total_flops()
+    assert costs.per_token.flops == step.get_total_flops()
     hidden = 0
     for place in loaded(family).places.values():
         seen = sum(min(query + 1, place.reach or length) for query in range(length))
         hidden += 4 * place.widths.heads * place.widths.head_dim * (length**2 - seen)
-    assert told.prefill.flops == prefill.get_total_flops() - hidden
+    assert costs.prefill.flops == prefill.get_total_flops() - hidden
     windows = [place.reach for place in loaded(family).places.values() if place.reach]
     assert bool(windows) == (family != "llama")
 
 
 def test_costs_count_the_latents_that_are_cached_and_what_is_made_of_them_at_each_step():
     model, costs = eager("deepseek_v3"), ModelCosts(loaded("deepseek_v3"))
-    told, steps = [], []
+    prompts, steps = [], []
     for length in (12, 20):
-        told.append(costs.report(ModelComplexityRequest(length=length), 2**40))
+        prompts.append(costs.report(ModelComplexityRequest(length=length), 2**40))
         tokens = torch.ones(1, length, dtype=torch.int64)
         with torch.no_grad():
             cache = model(tokens, use_cache=True, logits_to_keep=1).past_key_values
             held = sum(each.keys.nbytes + each.values.nbytes for each in cache.layers)
             with FlopCounterMode(display=False) as step:
                 model(tokens[:, :1], past_key_values=cache)
-        assert told[-1].cache_bytes == held
+        assert prompts[-1].cache_bytes == held
         steps.append(step.get_total_flops())
-    assert told[1].per_token.flops - told[0].per_token.flops == steps[1] - steps[0]
+    assert prompts[1].per_token.flops - prompts[0].per_token.flops == steps[1] - steps[0]
 
 
 def test_of_several_chat_templates_the_default_is_taken():
-    said = [Message(role="user", content="the cat")]
+    messages = [Message(role="user", content="the cat")]
     several = {"tool_use": "no", "default": "{{ messages[0].content }}!"}
     for templates, written in ((several, "the cat!"), ({"tool_use": "no"}, None)):
         words = tokenizer()
@@ -417,10 +417,10 @@ def test_of_several_chat_templates_the_default_is_taken():
         reader = InputReader(eager("llama"), words)
         assert ("messages" in reader.takes) == (written is not None)
         if written is not None:
-            assert reader.conversation(said).text == written
+            assert reader.conversation(messages).text == written
             continue
         with pytest.raises(InvalidRequest, match="no default chat template"):
-            reader.conversation(said)
+            reader.conversation(messages)
 
 
 def test_a_chat_template_that_computes_too_much_refuses_the_messages(monkeypatch):
@@ -502,8 +502,13 @@ def test_a_decoder_reads_and_predicts_tokens_of_its_own_vocabulary():
 )
 def test_a_rotation_by_the_type_of_layers_is_stretched_too(full, limit):
     rotations = {"full_attention": full, "sliding_attention": {"rope_type": "default"}}
-    told = {kind: {"rope_theta": 10000.0} | rotation for kind, rotation in rotations.items()}
-    settings = {"max_position_embeddings": 8, "rope_parameters": told, "sliding_window": 4, "num_hidden_layers": 2}
+    parameters = {kind: {"rope_theta": 10000.0} | rotation for kind, rotation in rotations.items()}
+    settings = {
+        "max_position_embeddings": 8,
+        "rope_parameters": parameters,
+        "sliding_window": 4,
+        "num_hidden_layers": 2,
+    }
     settings["layer_types"] = ["sliding_attention", "full_attention"]
     model = LoadedModel("gemma3_text", tiny("gemma3_text", **settings).requires_grad_(False), tokenizer(), device())
     assert model_info(model)["max_length"] == limit
@@ -619,17 +624,17 @@ def unknown_model_type(text):
         ("tokenizer.json", None, "ValueError: Couldn't instantiate"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_read_is_told_so_and_tokens_are_read(file, change, says, tmp_path):
+def test_a_tokenizer_that_cannot_be_read_is_named_and_tokens_are_read(file, change, says, tmp_path):
     eager("llama").save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     broken = tmp_path / file
     text = broken.read_text()
     broken.unlink() if change is None else broken.write_text(change(text))
     model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
-    for asked in ({"text": "the cat"}, {"messages": [{"role": "user", "content": "the cat"}]}):
+    for fields in ({"text": "the cat"}, {"messages": [{"role": "user", "content": "the cat"}]}):
         with pytest.raises(InvalidRequest, match=r"tokenizer cannot be read \(" + says) as fault:
-            check_request(model, validate(ModelForwardRequest, asked))
-        assert (fault.value.param, str(tmp_path) in fault.value.detail) == (next(iter(asked)), False)
+            check_request(model, validate(ModelForwardRequest, fields))
+        assert (fault.value.param, str(tmp_path) in fault.value.detail) == (next(iter(fields)), False)
     assert forward_reply(model, ModelForwardRequest(tokens=IDS)).labels.ids == IDS
 
 
@@ -647,25 +652,32 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     eager("llama").save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     options = {"dtype": None, "device": torch.device("cpu"), "progress": lambda _: None}
-    room = int(share * sum(each.nbytes for each in eager("llama").parameters()))
-    model, whole = LoadedModel.load(tmp_path, free_bytes=room, **options), LoadedModel.load(tmp_path, **options)
+    budget = int(share * sum(each.nbytes for each in eager("llama").parameters()))
+    model, whole = LoadedModel.load(tmp_path, free_bytes=budget, **options), LoadedModel.load(tmp_path, **options)
     assert model_info(model)["device"] == places
     assert model_info(model)["bytes"] == model_info(whole)["bytes"]
     request = ModelForwardRequest(tokens=IDS, return_=["logits", "weights"])
     ours, theirs = forward_reply(model, request), forward_reply(whole, request)
     near(ours.logits, theirs.logits, 0)
     near(ours.layers[-1].weights, theirs.layers[-1].weights, 0)
-    asked = ModelGradientsRequest(tokens=IDS, of={"token": 7})
-    near(ModelGradients(model, asked).reply().tokens, ModelGradients(whole, asked).reply().tokens, 0)
+    gradients_request = ModelGradientsRequest(tokens=IDS, of={"token": 7})
+    near(
+        ModelGradients(model, gradients_request).reply().tokens,
+        ModelGradients(whole, gradients_request).reply().tokens,
+        0,
+    )
     generating = validate(CompletionRequest, {"model": "m", "prompt": IDS, "max_tokens": 4, "temperature": 0})
     ended = [generate(each, generating, plan_generation(each, generating), lambda _: None) for each in (model, whole)]
     texts = [[choice["text"] for choice in each.last[-1]["choices"]] for each in ended]
     assert texts[0] == texts[1]
     if share < 1:
-        more = [ModelCosts(each).memory.needed_bytes(check_request(each, asked), asked) for each in (model, whole)]
+        more = [
+            ModelCosts(each).memory.needed_bytes(check_request(each, gradients_request), gradients_request)
+            for each in (model, whole)
+        ]
         assert more[0] - more[1] == sum(each.nbytes for each in model.model.parameters() if each.is_meta) > 0
         with pytest.raises(InvalidRequest, match="on disk"):
-            ModelGradients(model, asked.model_copy(update={"check": True}))
+            ModelGradients(model, gradients_request.model_copy(update={"check": True}))
         with pytest.raises(InvalidCheckpoint, match="too few for one layer"):
             LoadedModel.load(tmp_path, free_bytes=100, **options)
 

@@ -183,7 +183,7 @@ def test_layers_that_can_be_imported_are_advised(tmp_path):
         load(tmp_path / "net")
 
 
-def test_a_word_in_the_place_of_a_list_is_told_both():
+def test_the_refusal_of_a_word_in_the_place_of_a_list_names_both():
     with pytest.raises(InvalidRequest, match="unknown '0'; expected one of 'all', or a list") as caught:
         validate(ModelForwardRequest, {"text": "a", "layers": "0"})
     assert caught.value.param == "layers"

@@ -105,18 +105,18 @@ def test_each_layer_says_what_it_answers(models):
 
 
 @pytest.mark.slow
-def test_the_keys_that_an_indexer_chose_are_told_and_changed(models):
-    told = models.forward("deepseek_v32", TEXT, return_=["index_scores", "chosen", "weights"]).layers[0]
+def test_the_keys_that_an_indexer_chose_are_reported_and_changed(models):
+    answer = models.forward("deepseek_v32", TEXT, return_=["index_scores", "chosen", "weights"]).layers[0]
     assert "chosen" in models.get("deepseek_v32").layers[0].taps
-    assert told.chosen.dtype == bool
-    assert told.chosen.shape == told.index_scores.shape == (6, 6)
-    assert (told.chosen.sum(-1) == [1, 2, 3, 3, 3, 3]).all()  # of the keys that it may see, index_topk
-    assert (told.chosen == (told.weights > 0).any(0)).all()
+    assert answer.chosen.dtype == bool
+    assert answer.chosen.shape == answer.index_scores.shape == (6, 6)
+    assert (answer.chosen.sum(-1) == [1, 2, 3, 3, 3, 3]).all()  # of the keys that it may see, index_topk
+    assert (answer.chosen == (answer.weights > 0).any(0)).all()
     edits = {"0": [{"tap": "index_scores", "keys": [0], "set": 1e4}]}
     changed = models.forward("deepseek_v32", TEXT, return_=["chosen"], layers=[0], edits=edits).layers[0]
     assert changed.chosen[:, 0].all()
     looked = models.weights("deepseek_v32", TEXT, statistics=["chosen_share"], layers=[0])
-    assert (looked.layers[0].chosen == told.chosen).all()
+    assert (looked.layers[0].chosen == answer.chosen).all()
     assert "weights of the keys that each query may look at" in looked.plot("svg").data.decode()
     shares = looked.layers[0].statistics.chosen_share
     assert ((shares > 0) & (shares < 1)).all()
@@ -190,7 +190,7 @@ def test_gradients_are_those_of_the_eager_model(models, eager):
 
 
 def test_a_head_that_is_knocked_out_is_zero_before_the_projection(models, eager):
-    told = models.forward(
+    answer = models.forward(
         "llama", TEXT, edits={"1": [{"tap": "context", "heads": [2], "set": 0}]}, compare="unedited", top_k=3
     ).predictions[0]
     with torch.no_grad():
@@ -201,14 +201,14 @@ def test_a_head_that_is_knocked_out_is_zero_before_the_projection(models, eager)
         )
         after = eager(ids()).logits[0, -1].double()
         hook.remove()
-    chosen = [token.id for token in told.top]
+    chosen = [token.id for token in answer.top]
     assert set(chosen) == {*before.topk(3).indices.tolist(), *after.topk(3).indices.tolist()}
-    np.testing.assert_allclose([token.logit for token in told.top], after[chosen], atol=1e-5)
+    np.testing.assert_allclose([token.logit for token in answer.top], after[chosen], atol=1e-5)
     np.testing.assert_allclose(
-        [token.unedited_probability for token in told.top], before.softmax(-1)[chosen], atol=1e-6
+        [token.unedited_probability for token in answer.top], before.softmax(-1)[chosen], atol=1e-6
     )
     p, q = before.log_softmax(-1), after.log_softmax(-1)
-    assert told.divergence == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
+    assert answer.divergence == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
 
 
 @pytest.mark.slow  # a process of its own; without one, test_loaded_model has the numbers of T5
@@ -291,7 +291,7 @@ def test_a_text_and_an_image_are_compared(models, tmp_path):
 
 @pytest.mark.slow  # processes of their own; without these, tests/models/towers has the numbers
 @pytest.mark.parametrize("name", ["timm", "openclip"])
-def test_a_folder_of_another_library_is_listed_loaded_and_asked(models, name):
+def test_a_folder_of_another_library_is_listed_loaded_and_answers(models, name):
     if name == "timm":
         write_timm(models.root / name, "dinov2-registers")
     else:
@@ -307,8 +307,8 @@ def test_a_folder_of_another_library_is_listed_loaded_and_asked(models, name):
 @pytest.mark.slow  # a process of its own; without one, images/test_prompts and test_image_generation have the numbers
 def test_a_word_and_a_generated_token_look_at_an_image(models):
     name = "gemma3"
-    asked = {"images": [png(noise(60, 44))]}
-    reply = models.weights(name, "what is on the mat", **asked, layers=[1, "vision.0"])
+    fields = {"images": [png(noise(60, 44))]}
+    reply = models.weights(name, "what is on the mat", **fields, layers=[1, "vision.0"])
     expected = weights_reply(
         prompts.loaded("gemma3"),
         ModelWeightsRequest(text="what is on the mat", images=[sent(noise(60, 44))], layers=[1, "vision.0"]),
@@ -390,19 +390,21 @@ def test_a_type_that_only_its_own_code_knows_is_refused(models):
 
 def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):
     length = 48
-    told = models.complexity("llama", length, new_tokens=8)
+    costs = models.complexity("llama", length, new_tokens=8)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         eager(torch.ones(1, length, dtype=torch.int64), logits_to_keep=1)
     config = eager.config
     pairs = length * length - length * (length + 1) // 2  # that the causal mask forbids
     forbidden = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * pairs
-    assert told.prefill.flops == counter.get_total_flops() - forbidden
-    assert told.parameters == sum(each.numel() for each in eager.parameters())
-    assert told.cache_bytes_per_token == 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert told.cache_bytes == (length + 8) * told.cache_bytes_per_token
-    assert told.max_length == 64
-    assert told.max_batch > 1000
-    assert told.total_ms == pytest.approx(told.prefill.predicted_ms + 8 * told.per_token.predicted_ms)
+    assert costs.prefill.flops == counter.get_total_flops() - forbidden
+    assert costs.parameters == sum(each.numel() for each in eager.parameters())
+    assert (
+        costs.cache_bytes_per_token == 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    )
+    assert costs.cache_bytes == (length + 8) * costs.cache_bytes_per_token
+    assert costs.max_length == 64
+    assert costs.max_batch > 1000
+    assert costs.total_ms == pytest.approx(costs.prefill.predicted_ms + 8 * costs.per_token.predicted_ms)
 
 
 def test_processes_hold_what_was_estimated(models):

@@ -121,8 +121,8 @@ def test_all_are_the_layers_that_can_answer():
     assert [layer.layer for layer in taps.layers] == [1]
     by_channel = weights_reply(loaded("jamba"), ModelWeightsRequest(tokens=IDS))
     assert [layer.layer for layer in by_channel.layers] == [1]
-    asked = weights_reply(loaded("jamba"), ModelWeightsRequest(tokens=IDS, layers=[0]))
-    assert np.shape(asked.layers[0].weights) == (64, len(IDS), len(IDS))
+    answered = weights_reply(loaded("jamba"), ModelWeightsRequest(tokens=IDS, layers=[0]))
+    assert np.shape(answered.layers[0].weights) == (64, len(IDS), len(IDS))
 
 
 def test_shares_are_those_of_magnitudes():

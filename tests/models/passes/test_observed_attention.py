@@ -188,9 +188,9 @@ def test_the_memory_of_own_scores_is_estimated_before_a_pass(kind):
         {"compare": "unedited"},
     ):
         request = validate(ModelWeightsRequest, {"tokens": [3 + n % 90 for n in range(length)], "top_k": 1} | options)
-        asked = check_request(model, request)
-        needed = costs.memory.needed_bytes(asked, request)
-        (held,) = peaks([partial(weights_reply, model, request, asked)])
+        checked = check_request(model, request)
+        needed = costs.memory.needed_bytes(checked, request)
+        (held,) = peaks([partial(weights_reply, model, request, checked)])
         assert 4 * scores < held < needed < 2 * held + 2**26
 
 

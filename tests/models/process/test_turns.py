@@ -139,8 +139,8 @@ def test_a_request_that_is_not_admitted_holds_up_no_pass():
 
 
 def test_generations_that_are_ready_begin_in_one_turn():
-    asked = [each for number in range(3) for each in (ask(number, "chat"), go(number))]
-    assert run(Pipes(*asked)) == [3, 3]
+    messages = [each for number in range(3) for each in (ask(number, "chat"), go(number))]
+    assert run(Pipes(*messages)) == [3, 3]
 
 
 def test_nobody_waits_for_mates_beside_texts_that_run():
@@ -150,8 +150,8 @@ def test_nobody_waits_for_mates_beside_texts_that_run():
 
 
 def test_a_shared_pass_that_fails_runs_each_alone():
-    asked = [each for number in range(3) for each in (ask(number, "weights"), go(number))]
-    pipes, model = Pipes(*asked), Model(fails=True)
+    messages = [each for number in range(3) for each in (ask(number, "weights"), go(number))]
+    pipes, model = Pipes(*messages), Model(fails=True)
     with pytest.raises(Empty):
         Turns(pipes, model, []).run()
     assert model.passes == [1, 1, 1]

@@ -89,17 +89,17 @@ def logits(reply):
 
 
 def test_the_list_names_variants_and_what_is_refused_before_anything_is_loaded(served):
-    told = {each.id: each for each in served.list().data}
-    variant = told["org--base:sql-lora"]
+    listed = {each.id: each for each in served.list().data}
+    variant = listed["org--base:sql-lora"]
     assert (variant.base, variant.adapter, variant.checkpoint) == ("org--base", "sql-lora", "sql-lora")
     assert (variant.state, variant.takes, variant.generates, variant.refused) == ("idle", ["text"], True, None)
-    assert told["org--base:chat-dora"].base == "org--base"  # by the last part of the path
-    assert {"sql-lora", "chat-dora"} < {*told["org--base"].adapters}
-    assert (told["both"].adapter, told["both"].adapters) == ("both", [])
-    assert "its base is not in the model repository" in told["lost"].refused
-    assert "path_initial_model_for_weight_conversion" in told["org--base:pissa"].refused
-    assert "of kind IA3" in told["org--base:ia3"].refused
-    assert "only adapter_model.bin" in told["org--base:pickled"].refused
+    assert listed["org--base:chat-dora"].base == "org--base"  # by the last part of the path
+    assert {"sql-lora", "chat-dora"} < {*listed["org--base"].adapters}
+    assert (listed["both"].adapter, listed["both"].adapters) == ("both", [])
+    assert "its base is not in the model repository" in listed["lost"].refused
+    assert "path_initial_model_for_weight_conversion" in listed["org--base:pissa"].refused
+    assert "of kind IA3" in listed["org--base:ia3"].refused
+    assert "only adapter_model.bin" in listed["org--base:pickled"].refused
     for name in ("pissa", "ia3", "pickled"):
         with pytest.raises(InvalidCheckpoint):
             served.forward(f"org--base:{name}", TEXT)

@@ -5,7 +5,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from tests.models.server.told_process import FOLDER, Told, turns
+from tests.models.server.process_double import FOLDER, ProcessDouble, turns
 
 from attention_contract.errors import Draining, ModelEnded
 from attention_service.models.server import resident_model
@@ -21,7 +21,7 @@ TURNS = 60
 
 @pytest.fixture(params=[False, True], ids=["CPU", "GPU"])
 def environment(request, monkeypatch):
-    monkeypatch.setattr(resident_model, "WorkerProcess", Told)
+    monkeypatch.setattr(resident_model, "WorkerProcess", ProcessDouble)
     monkeypatch.setattr(asyncio, "to_thread", lambda *_: turns(2))  # as long in each run
     device = SimpleNamespace(is_cuda=request.param, place="somewhere", threads=1, give_back_cached=None)
     total = 2 * FOLDER.loading_bytes("float32")

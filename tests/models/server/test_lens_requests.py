@@ -48,7 +48,7 @@ def test_the_heads_and_the_rest_sum_to_the_logit(models):
     np.testing.assert_allclose(reply.logits[0], logits[reply.targets], atol=1e-4)
 
 
-def test_json_has_lists_and_only_what_was_asked_for(url):
+def test_json_has_lists_and_only_what_was_requested(url):
     body = {"text": TEXT, "of": ["hidden"], "layers": [2], "positions": [-1], "top_k": 1}
     reply = httpx.post(f"{url}/v1/models/tiny/lens", json=body).json()
     (layer,) = reply["layers"]

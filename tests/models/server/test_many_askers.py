@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.conftest import eventually
-from tests.models.server.told_process import FOLDER, Told
+from tests.models.server.process_double import FOLDER, ProcessDouble
 
 from attention_contract.errors import ModelEnded
 from attention_contract.schemas.model_requests import ModelForwardRequest
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 RUNNING, HALF = model_queue.RUNNING, model_queue.OF_ONE
 
 
-class Holding(Told):
+class Holding(ProcessDouble):
     """A process whose requests end when the test says so."""
 
     holds = True
@@ -122,7 +122,7 @@ async def test_a_request_that_waits_for_memory_can_leave_and_does_not_hold_up_th
     assert budget.in_flight == 0
 
 
-async def test_a_process_that_dies_fails_what_ran_and_what_did_not_is_asked_again(model):
+async def test_a_process_that_dies_fails_what_ran_and_what_did_not_is_sent_again(model):
     running = await ask(model, 3)
     budget = model._environment.budget
     taken = budget.available - 5
@@ -142,7 +142,7 @@ async def test_a_process_that_dies_fails_what_ran_and_what_did_not_is_asked_agai
 
 async def test_a_process_is_ended_only_for_silence_beyond_its_announced_pass(monkeypatch):
     monkeypatch.setattr(worker_process, "STOP_S", 0.1)
-    worker = Told()
+    worker = ProcessDouble()
     worker._take_in(Message("pass", {"seconds": 2.0}, memoryview(b"")))
     began = time.monotonic()
     ending = asyncio.create_task(worker.kill_if_silent())
@@ -162,9 +162,9 @@ def test_a_generation_costs_more_the_longer_it_may_be():
     assert cost_of(CompletionRequest(model="one", prompt="a")) == 1 + 16 / 64
     assert cost_of(CompletionRequest(model="one", prompt=[1, 2, 3], max_tokens=64)) == 2
     assert cost_of(CompletionRequest(model="one", prompt=["a", "b"], max_tokens=64, n=3)) == 12
-    said = [{"role": "user", "content": "a"}]
-    assert cost_of(ChatCompletionRequest(model="one", messages=said, max_completion_tokens=128)) == 3
-    assert cost_of(ChatCompletionRequest(model="one", messages=said)) == 65
+    messages = [{"role": "user", "content": "a"}]
+    assert cost_of(ChatCompletionRequest(model="one", messages=messages, max_completion_tokens=128)) == 3
+    assert cost_of(ChatCompletionRequest(model="one", messages=messages)) == 65
 
 
 def test_a_process_killed_under_many_callers_gives_each_an_answer_of_their_own(http):

@@ -119,11 +119,11 @@ def test_a_path_is_never_answered_by_a_model_of_another_checkpoint(http):
 
 
 def test_what_a_model_holds_of_a_gpu_counts_in_place_of_the_estimate(http):
-    told = [http.post("/v1/models", json={"checkpoint": "one", "name": "mine"}).json()["bytes"]]
+    held = [http.post("/v1/models", json={"checkpoint": "one", "name": "mine"}).json()["bytes"]]
     for amount in (300, 100):
         ask(http, f"hold {amount}", "mine")
-        told.append(http.get("/v1/models/mine").json()["bytes"])
-    assert told == [http.get(ONE).json()["bytes"], PROCESS_BYTES + 300 * MIB, PROCESS_BYTES + 100 * MIB]
+        held.append(http.get("/v1/models/mine").json()["bytes"])
+    assert held == [http.get(ONE).json()["bytes"], PROCESS_BYTES + 300 * MIB, PROCESS_BYTES + 100 * MIB]
     resident = sum(model["bytes"] for model in http.get("/v1/models").json()["data"] if model["state"] == "resident")
     lines = http.get("/metrics").text.splitlines()
     assert resident == next(float(line.split()[1]) for line in lines if line.startswith("attention_model_bytes "))
@@ -155,10 +155,10 @@ def test_a_divided_model_gets_most_of_the_memory_unless_it_needs_less(stand_ins,
     write_checkpoint(tmp_path / "large", 128 * MIB)
     monkeypatch.setattr(model_catalogue, "find_spec", lambda _: True)
     need = PROCESS_BYTES + 256 * MIB
-    for budget, room in ((2 * need, None), (need, int(0.75 * need) - PROCESS_BYTES)):
+    for budget, limit in ((2 * need, None), (need, int(0.75 * need) - PROCESS_BYTES)):
         with live_server(tmp_path, memory_budget=budget) as url, httpx.Client(base_url=url, timeout=60) as client:
             reply = post(client, "/v1/models", checkpoint="large", device_map="auto")
-            assert reply.get("max_length") == room
+            assert reply.get("max_length") == limit
             assert reply["bytes"] <= 0.85 * budget
             assert post(client, "/v1/models", checkpoint="large") == reply
 
@@ -214,7 +214,7 @@ def test_an_unloaded_model_ends_however_many_requests_come(http):
     assert all(by[0] == first for by in answered)
 
 
-def test_who_waits_for_a_load_is_told_of_it_though_the_model_is_unloaded_meanwhile(http):
+def test_who_waits_for_a_load_is_informed_of_it_though_the_model_is_unloaded_meanwhile(http):
     with ThreadPoolExecutor() as threads:
         loading = threads.submit(post, http, "/v1/models", checkpoint="slow", name="brief")
         while http.get("/v1/models/brief").status_code == 404:
@@ -445,7 +445,7 @@ def test_a_model_unloaded_while_its_process_ends_leaves_no_bytes_in_the_budget(s
         assert ask(http, "a")["ran"]["load_ms"] > 0
 
 
-def test_models_are_loaded_before_anybody_asks_if_the_server_is_told(stand_ins, repository):
+def test_models_are_loaded_before_any_request_if_a_setting_names_them(stand_ins, repository):
     with live_server(repository, preload="one, none, org/two") as url, httpx.Client(base_url=url, timeout=60) as http:
         eventually(lambda: [state(http, name) for name in ("one", "org--two")] == ["resident", "resident"])
         assert state(http, "slow") == "idle"
@@ -485,7 +485,7 @@ def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins, stop
 
 def test_a_server_without_transformers_says_what_to_install(http, monkeypatch):
     monkeypatch.setattr("attention_service.models.model_catalogue.has_transformers", lambda: False)
-    for told in (refuse(http, f"{ONE}/forward", text="a"), refuse(http, "/v1/models", checkpoint="one")):
-        assert told["param"] == "checkpoint"
-        assert "attention-service[transformers]" in told["detail"]
+    for refusal in (refuse(http, f"{ONE}/forward", text="a"), refuse(http, "/v1/models", checkpoint="one")):
+        assert refusal["param"] == "checkpoint"
+        assert "attention-service[transformers]" in refusal["detail"]
     assert "transformers" in http.get(ONE).json()["refused"]

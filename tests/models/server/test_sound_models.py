@@ -37,7 +37,7 @@ def test_the_list_says_what_they_take_before_they_are_loaded(client):
     assert not any(row.refused for row in rows.values())
 
 
-def test_costs_are_told_by_frames(client):
+def test_costs_are_reported_by_frames(client):
     for name, length in (("whisper", 8), ("hubert", 100), ("audio-spectrogram-transformer", 134)):
         cost = client.models.complexity(name, length)
         assert cost.prefill.flops > 0
@@ -68,7 +68,7 @@ def test_a_sound_is_refused_by_a_model_of_texts(client):
         client.models.forward("tiny", "the cat", audio=[file_of(speech(0.1))])
 
 
-def test_classes_and_frames_are_told_by_the_client(client, tmp_path):
+def test_classes_and_frames_are_shown_by_the_client(client, tmp_path):
     path = tmp_path / "sound.flac"
     path.write_bytes(file_of(speech(1.0, 44_100), 44_100, "FLAC", "PCM_16"))
     classes = client.models.forward("audio-spectrogram-transformer", audio=[path], top_k=3)

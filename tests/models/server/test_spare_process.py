@@ -35,8 +35,8 @@ def processes():
 
 def resident(http):
     """Bytes of the budget that models and the spare process hold."""
-    told = next(line for line in http.get("/metrics").text.splitlines() if line.startswith("attention_model_bytes "))
-    return float(told.split()[1])
+    metric = next(line for line in http.get("/metrics").text.splitlines() if line.startswith("attention_model_bytes "))
+    return float(metric.split()[1])
 
 
 def ask(http, text, model="one"):

@@ -37,7 +37,7 @@ def state(http, name="one"):
     return http.get(f"/v1/models/{name}").json()["state"]
 
 
-def test_a_stopped_process_is_told_of_ended_and_started_again(http):
+def test_a_stopped_process_is_reported_ended_and_started_again(http):
     process = int(ask(http, "a").json()["ran"]["architecture"])
     with ThreadPoolExecutor() as threads:
         asking = [threads.submit(ask, http, "sleep 30")]

@@ -23,7 +23,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}sat{% if mood %} {{ mood }}{% endif %}{% endif %}"
 )
 """Words in the place of marks: ``on`` begins what a user says, ``sat`` an answer, ``die`` ends both."""
-ASKED = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " the dog on the mat "}]
+CHAT = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " the dog on the mat "}]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,12 @@ def models(url):
 
 
 def test_the_list_tells_the_classes_before_a_model_is_loaded(url):
-    told = {each["id"]: each for each in httpx.get(f"{url}/v1/models").json()["data"]}
-    assert told["moods"]["state"] == "idle"
-    assert (told["moods"]["predicts"], told["moods"]["classes"]) == ("class", ["bad", "so so", "good"])
-    assert told["ranks"]["classes"] == ["LABEL_0"]
-    assert told["moods"]["takes"] == ["text", "text_pair"]
-    assert (told["tiny"]["predicts"], told["tiny"]["classes"]) == ("next", [])
+    listed = {each["id"]: each for each in httpx.get(f"{url}/v1/models").json()["data"]}
+    assert listed["moods"]["state"] == "idle"
+    assert (listed["moods"]["predicts"], listed["moods"]["classes"]) == ("class", ["bad", "so so", "good"])
+    assert listed["ranks"]["classes"] == ["LABEL_0"]
+    assert listed["moods"]["takes"] == ["text", "text_pair"]
+    assert (listed["tiny"]["predicts"], listed["tiny"]["classes"]) == ("next", [])
 
 
 def test_a_classifier_answers_with_its_classes_and_their_gradients(models):
@@ -104,19 +104,19 @@ def logs_of(ids, begin):
 
 @pytest.mark.slow
 def test_a_conversation_is_written_as_the_request_says(models):
-    def read(messages=ASKED[:1], **fields):
+    def read(messages=CHAT[:1], **fields):
         return models.weights("talker", messages=messages, return_weights=False, **fields).labels_of().ids
 
     assert read() == ids_of("on the cat die sat")
     assert read(chat_template_kwargs={"mood": "cat"}) == ids_of("on the cat die sat cat")
     assert read(chat_template_kwargs={"tools": [{"name": "mat"}]}) == ids_of("the mat on the cat die sat")
     assert read(add_generation_prompt=False) == ids_of("on the cat die")
-    assert read(ASKED) == ids_of("on the cat die sat the dog on the mat die")
-    assert read(ASKED, add_generation_prompt=True) == ids_of("on the cat die sat the dog on the mat die sat")
-    assert read(ASKED, continue_final_message=True) == ids_of("on the cat die sat the dog on the mat")
+    assert read(CHAT) == ids_of("on the cat die sat the dog on the mat die")
+    assert read(CHAT, add_generation_prompt=True) == ids_of("on the cat die sat the dog on the mat die sat")
+    assert read(CHAT, continue_final_message=True) == ids_of("on the cat die sat the dog on the mat")
     called = {"function": {"name": "go", "arguments": '{"place": "on"}'}, "id": "1"}
     past = [
-        ASKED[0], {"role": "assistant", "content": None, "tool_calls": [called]},
+        CHAT[0], {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "content": "dog", "tool_call_id": "1"},
     ]  # fmt: skip
     assert read(past) == ids_of("on the cat die sat mat on die on dog die sat")
@@ -128,7 +128,7 @@ def test_a_conversation_is_written_as_the_request_says(models):
         ({"add_generation_prompt": False}, "on the cat die sat the dog on the mat die"),
     ):
         look = {"statistics": ["entropy"]}
-        reply = models.chat("talker", ASKED, max_tokens=3, temperature=0, attention=look, **fields)
+        reply = models.chat("talker", CHAT, max_tokens=3, temperature=0, attention=look, **fields)
         plain = models.generate("talker", ids_of(text), max_tokens=3, temperature=0, attention=look)
         assert [each.id for each in reply.choices[0].attention] == [each.id for each in plain.choices[0].attention]
 
@@ -143,36 +143,36 @@ def test_a_conversation_is_written_as_the_request_says(models):
 def test_variables_that_are_none_are_refused(models, fields, param):
     for ask in (models.weights, models.gradients, models.forward, models.chat):
         with pytest.raises(InvalidRequest) as caught:
-            ask("talker", messages=ASKED, **fields)
+            ask("talker", messages=CHAT, **fields)
         assert caught.value.param == param
 
 
 def test_the_answer_of_a_conversation_has_a_log_probability_and_a_gradient(models):
     text = "on the cat die sat the dog on the mat die"
     ids = ids_of(text)
-    reply = models.forward("talker", messages=ASKED)
+    reply = models.forward("talker", messages=CHAT)
     labels = reply.labels_of()
     assert labels.parts == [None, "user", "user", None, None, *["answer"] * 5, None]
     expected = logs_of(ids, 5)[:5]
     np.testing.assert_allclose([each.logprob for each in reply.answer], expected, atol=1e-4)
     assert [each.position for each in reply.answer] == [5, 6, 7, 8, 9]
     assert [each.token for each in reply.answer] == ["the", "dog", "on", "the", "mat"]
-    found = models.gradients("talker", messages=ASKED)
+    found = models.gradients("talker", messages=CHAT)
     assert float(found.value) == pytest.approx(float(expected.sum()), abs=1e-4)
     np.testing.assert_allclose([each.logprob for each in found.answer], expected, atol=1e-4)
-    assert float(models.gradients("talker", messages=ASKED, of={"answer": "mean"}).value) == pytest.approx(
+    assert float(models.gradients("talker", messages=CHAT, of={"answer": "mean"}).value) == pytest.approx(
         float(expected.mean()), abs=1e-4
     )
-    last = models.gradients("talker", messages=ASKED, of={"position": -1})
+    last = models.gradients("talker", messages=CHAT, of={"position": -1})
     assert float(last.value) != pytest.approx(float(found.value), abs=1e-3)
 
 
 def test_a_text_and_its_answers_are_one_batch(models):
     answers = [" sat on the mat", " the dog"]
     reply = models.forward("talker", "the cat", answer=answers, top_k=1)
-    for answer, told, labels in zip(answers, reply.answer, reply.labels, strict=True):
+    for answer, tokens, labels in zip(answers, reply.answer, reply.labels, strict=True):
         expected = logs_of(ids_of(f"the cat{answer}"), 2)
-        np.testing.assert_allclose([each.logprob for each in told], expected, atol=1e-4)
+        np.testing.assert_allclose([each.logprob for each in tokens], expected, atol=1e-4)
         own = [span for span, part in zip(labels.spans, labels.parts, strict=True) if part == "answer"]
         assert [answer[slice(*span)] for span in own] == answer.split()
     found = models.gradients("talker", "the cat", answer=answers, wrt=["tokens", "embeddings"])

@@ -16,7 +16,7 @@ ONE, MIB = "/v1/models/one", 2**20
 
 
 @pytest.mark.parametrize("size", [0.01, 0.25, 1])
-def test_a_reply_has_the_form_that_was_asked_for(http, size):
+def test_a_reply_has_the_form_that_was_requested(http, size):
     """The process writes it, but for a JSON text of more than a mebibyte of tensors, which the server makes."""
     fields = {"text": f"needs 20 large {size}"}
     reply = http.post(f"{ONE}/forward", json=fields, headers={"accept": SAFETENSORS})

@@ -63,11 +63,11 @@ def run(kind, tensors, ids, pixels):
 def test_both_towers_are_those_of_the_same_layers_in_plain_pytorch(tmp_path, kind):
     config, make = KINDS[kind]
     tensors = write_openclip(tmp_path / "m", config, make())
-    told, model, image = find_folder(tmp_path, "m").info("m", None), load(tmp_path / "m"), noise(75, 110)
+    info, model, image = find_folder(tmp_path, "m").info("m", None), load(tmp_path / "m"), noise(75, 110)
     name = "SiglipModel" if kind == "siglip" else "CLIPModel"
-    assert told.architecture == type(model.model).__name__ == name
-    assert (told.takes, told.refused, told.stored) == (["images"], None, "float32 of OpenCLIP")
-    assert told.left_out == model.left_out == []
+    assert info.architecture == type(model.model).__name__ == name
+    assert (info.takes, info.refused, info.stored) == (["images"], None, "float32 of OpenCLIP")
+    assert info.left_out == model.left_out == []
     (text_weights, text), (image_weights, vector) = run(kind, tensors, IDS, pixels_of(Image.fromarray(image)))
     reply = weights_reply(model, ModelWeightsRequest(tokens=IDS, images=[sent(image)]))
     assert [layer.layer for layer in reply.layers] == [0, 1, "vision.0", "vision.1"]
@@ -75,8 +75,8 @@ def test_both_towers_are_those_of_the_same_layers_in_plain_pytorch(tmp_path, kin
         near(layer.weights, weights)
     assert reply.ran.weights == "float32 of OpenCLIP"
     pooled = [
-        forward_reply(model, ModelForwardRequest(**asked, return_=["pooled"])).pooled
-        for asked in ({"tokens": IDS}, {"images": [sent(image)]})
+        forward_reply(model, ModelForwardRequest(**fields, return_=["pooled"])).pooled
+        for fields in ({"tokens": IDS}, {"images": [sent(image)]})
     ]
     near(pooled[0], text[0])
     near(pooled[1], vector[0])
@@ -175,8 +175,8 @@ def test_its_numbers_are_those_of_openclip_itself(tmp_path, kind):
         rows = layer.weights.shape[-1]
         near(np.reshape(layer.weights, (-1, rows, rows)), weights[0, :, :rows, :rows])
     pooled = [
-        forward_reply(model, ModelForwardRequest(**asked, return_=["pooled"])).pooled
-        for asked in ({"tokens": IDS}, {"images": [sent(image)]})
+        forward_reply(model, ModelForwardRequest(**fields, return_=["pooled"])).pooled
+        for fields in ({"tokens": IDS}, {"images": [sent(image)]})
     ]
     for ours, expected in zip(pooled, vectors, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-5 * float(expected.abs().max().clamp_min(1)))

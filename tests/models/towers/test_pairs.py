@@ -92,8 +92,8 @@ def test_weights_of_both_towers_and_vectors_are_those_of_the_eager_model(kind):
     assert reply.labels.tokens[:3] == ["the", "cat", "sat"]
     assert reply.image_labels[0].patches[-1] == (0, 3, 3) or kind == "siglip2"
     assert model.reader.takes == ["text", "images"]
-    for asked, expected in (({"text": TEXT}, text), ({"images": [sent(image)]}, seen)):
-        alone = forward_reply(model, ModelForwardRequest(**asked, return_=["pooled", "weights", "hidden"]))
+    for fields, expected in (({"text": TEXT}, text), ({"images": [sent(image)]}, seen)):
+        alone = forward_reply(model, ModelForwardRequest(**fields, return_=["pooled", "weights", "hidden"]))
         near(alone.pooled, expected.pooler_output[0])
         for layer, weights in zip(alone.layers, expected.attentions, strict=True):
             count = layer.weights.shape[-1]
@@ -156,9 +156,9 @@ def test_the_vectors_of_texts_are_those_that_similarity_compares():
 @pytest.mark.slow
 def test_gradients_of_one_tower_are_those_of_central_differences():
     model = loaded("clip")
-    for asked, width, count in (({"text": TEXT}, 32, 3), ({"images": [sent(noise())]}, 24, 17)):
+    for fields, width, count in (({"text": TEXT}, 32, 3), ({"images": [sent(noise())]}, 24, 17)):
         upstream = np.random.default_rng(1).normal(size=(count, width)).astype(np.float32)
-        request = ModelGradientsRequest(**asked, of={"upstream": upstream}, wrt=["tokens", "weights"], check=True)
+        request = ModelGradientsRequest(**fields, of={"upstream": upstream}, wrt=["tokens", "weights"], check=True)
         reply = ModelGradients(model, request).reply()
         assert len(reply.check) > 2
         assert all(each.passed for each in reply.check.values())
@@ -209,8 +209,8 @@ def test_costs_count_the_text_and_the_image_each_in_its_tower():
 
 
 def test_a_text_and_an_image_are_recorded_as_two_stacks():
-    for asked in ({"text": TEXT, "images": [sent(noise())]}, {"text": TEXT}, {"images": [sent(noise())]}):
+    for fields in ({"text": TEXT, "images": [sent(noise())]}, {"text": TEXT}, {"images": [sent(noise())]}):
         model = loaded("clip")
-        weights_reply(model, ModelWeightsRequest(**asked, keep=True))
+        weights_reply(model, ModelWeightsRequest(**fields, keep=True))
         stacks = {name.partition(".")[0] for name in (each.name for each in model.take_recording().attentions)}
-        assert stacks == {name for name, field in (("layers", "text"), ("vision", "images")) if field in asked}
+        assert stacks == {name for name, field in (("layers", "text"), ("vision", "images")) if field in fields}

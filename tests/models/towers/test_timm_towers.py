@@ -39,10 +39,10 @@ def pixels_of(image, *, mean, std, share=0.9):
 @pytest.mark.parametrize("kind", TIMM)
 def test_its_weights_and_outputs_are_those_of_the_same_layers_in_plain_pytorch(tmp_path, kind):
     tensors = write_timm(tmp_path / kind, kind)
-    told, model, image = find_folder(tmp_path, kind).info(kind, None), load(tmp_path / kind), noise(75, 110)
-    assert told.architecture == type(model.model).__name__ == ARE[kind]
-    assert (told.takes, told.refused, told.stored) == (["images"], None, "float32 of timm")
-    assert told.left_out == model.left_out == (["head.bias", "head.weight"] if kind == "clip" else [])
+    info, model, image = find_folder(tmp_path, kind).info(kind, None), load(tmp_path / kind), noise(75, 110)
+    assert info.architecture == type(model.model).__name__ == ARE[kind]
+    assert (info.takes, info.refused, info.stored) == (["images"], None, "float32 of timm")
+    assert info.left_out == model.left_out == (["head.bias", "head.weight"] if kind == "clip" else [])
     ends = "logits" if model.head.predicts else "pooled" if model.model.config.model_type != "vit" else "hidden"
     reply = forward_reply(model, ModelForwardRequest(images=[sent(image)], return_=["weights", ends]))
     pixels = pixels_of(Image.fromarray(image), mean=[0.4, 0.5, 0.6], std=[0.2, 0.25, 0.3])

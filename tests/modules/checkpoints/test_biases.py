@@ -63,7 +63,7 @@ def llama(tmp_path):
 BIAS = "layers.0.self_attn.q_proj.bias"
 
 
-def test_a_bias_that_the_config_denies_is_left_out_and_told(llama):
+def test_a_bias_that_the_config_denies_is_left_out_and_reported(llama):
     root = llama(lambda state: state.update({BIAS: torch.ones(32)}), attention_bias=False)
     made = plan(root, ImportModule(checkpoint="net", layer=0))
     assert made.source.ignored == [BIAS]

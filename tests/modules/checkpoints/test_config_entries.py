@@ -298,7 +298,7 @@ def test_the_fields_of_a_spec_replace_those_of_the_checkpoint(store, tmp_path):
     assert caught.value.param.startswith("spec")
 
 
-def test_a_fact_that_no_state_dict_tells_is_asked_for(tmp_path):
+def test_a_fact_that_no_state_dict_tells_is_requested(tmp_path):
     attention = torch.nn.MultiheadAttention(8, 2)
     save_file(attention.state_dict(), tmp_path / "alone.safetensors")
     with pytest.raises(InvalidRequest, match=r'"spec": {"masks": \[\], "add_zero_attn": false}') as caught:
@@ -307,8 +307,8 @@ def test_a_fact_that_no_state_dict_tells_is_asked_for(tmp_path):
     with pytest.raises(InvalidRequest) as caught:
         plan(tmp_path, ImportModule(checkpoint="alone.safetensors", num_heads=2, spec={"masks": []}))
     assert (caught.value.param, caught.value.facts) == ("spec.add_zero_attn", {"missing": ["spec.add_zero_attn"]})
-    told = {"masks": [{"name": "causal"}], "add_zero_attn": True}
-    made = plan(tmp_path, ImportModule(checkpoint="alone.safetensors", num_heads=2, spec=told)).config.spec
+    expected = {"masks": [{"name": "causal"}], "add_zero_attn": True}
+    made = plan(tmp_path, ImportModule(checkpoint="alone.safetensors", num_heads=2, spec=expected)).config.spec
     assert (made.masks, made.add_zero_attn, made.normalizer) == ([Causal()], True, Softmax())
     layer = torch.nn.TransformerDecoderLayer(8, 2, 16)
     save_file(layer.state_dict(), tmp_path / "layer.safetensors")

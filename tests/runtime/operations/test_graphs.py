@@ -139,7 +139,7 @@ def test_what_is_no_faster_is_not_kept(monkeypatch):
     assert (graphs.captures, len(graphs)) == (1, 0)
 
 
-def test_they_stay_within_their_room_and_what_is_free(quicker):
+def test_they_stay_within_their_limit_and_what_is_free(quicker):
     of = module()
     graphs = Graphs(Recorder(), limit=250)
     for key in range(4):

@@ -109,7 +109,7 @@ def one_by_one(request, sizes):
 @pytest.mark.slow
 @given(drawn())
 @settings(derandomize=True, database=None, deadline=None, max_examples=50)
-def test_whatever_is_asked_each_state_falls_by_the_formula(case):
+def test_in_every_request_each_state_falls_by_the_formula(case):
     request, sizes = case
     batch, heads, states, _, _, _ = sizes
     found = hopfield.prepare(request, DEVICE).run()

@@ -45,9 +45,9 @@ COMPARED = {
 @pytest.mark.slow  # the profiler takes a second
 def test_the_plan_bounds_what_is_held():
     jobs = {}
-    for name, (config, asked, composed) in CASES.items():
+    for name, (config, fields, composed) in CASES.items():
         of = module(**config)
-        jobs[name] = prepare(of, of if composed else None, CircuitsRequest(**asked), DEVICE)
+        jobs[name] = prepare(of, of if composed else None, CircuitsRequest(**fields), DEVICE)
     for name, (shape, others, measure) in COMPARED.items():
         a, b = (None if each is None else np.ones(each, np.float32) for each in (shape, others))
         jobs[name] = similarity.prepare(SimilarityRequest(a=a, b=b, measure=measure), DEVICE)
@@ -79,12 +79,12 @@ def test_long_sequences_are_compared_within_little_memory():
     assert SimilarityWork(32_768, (64,) * 144, (64,) * 144, features=True, same=True).peak_bytes < 2**28
 
 
-@pytest.mark.parametrize("asked", ["circuits", "jensen_shannon", "cka"])
-def test_work_that_nobody_waits_for_stops_at_the_next_head(asked):
-    if asked == "circuits":
+@pytest.mark.parametrize("operation", ["circuits", "jensen_shannon", "cka"])
+def test_work_that_nobody_waits_for_stops_at_the_next_head(operation):
+    if operation == "circuits":
         job = prepare(module(), None, CircuitsRequest(), DEVICE)
     else:
-        job = similarity.prepare(SimilarityRequest(a=np.ones((2, 3, 4)), measure=asked), DEVICE)
+        job = similarity.prepare(SimilarityRequest(a=np.ones((2, 3, 4)), measure=operation), DEVICE)
     cancellation = Cancellation()
     cancellation.cancel()
     with cancellable(cancellation), pytest.raises(Abandoned):

@@ -20,7 +20,7 @@ from attention_service.runtime.operations import forward, gradients, weights
 from attention_service.runtime.planning import planner
 
 RATES = Rates(1e11, 1e10, 1e-5)
-ROOM = 2**40
+FREE_BYTES = 2**40
 WINDOW = {"masks": [{"name": "sliding_window", "left": 7}]}
 
 
@@ -48,13 +48,13 @@ def rehearsed(monkeypatch):
 
 def test_a_request_of_a_known_bucket_is_not_rehearsed(rehearsed):
     here = device()
-    plans = [forward.prepare(None, request(length=length), here, ROOM).plan for length in (20, 17, 18, 19, 20)]
+    plans = [forward.prepare(None, request(length=length), here, FREE_BYTES).plan for length in (20, 17, 18, 19, 20)]
     assert {keys for _, keys in rehearsed} == {17, 20}
     assert {plan.peak_bytes for plan in plans} == {plans[0].peak_bytes}
     assert plans[-1] is plans[0]
     assert plans[1].flops < plans[2].flops < plans[3].flops < plans[4].flops
     count = len(rehearsed)
-    forward.prepare(None, request(length=21), here, ROOM)
+    forward.prepare(None, request(length=21), here, FREE_BYTES)
     assert len(rehearsed) > count
 
 
@@ -65,7 +65,7 @@ def test_steps_of_a_decode_share_their_plans(rehearsed):
     def step(past, **more):
         held = np.ones((2, 2, past, 4), np.float32)
         sent = RawForwardRequest(query=x, key=x, value=x, past_key=held, past_value=held, **more)
-        return forward.prepare(None, sent, here, ROOM).plan
+        return forward.prepare(None, sent, here, FREE_BYTES).plan
 
     for more in ({}, {"spec": WINDOW}):
         for offsets in (False, True):
@@ -96,11 +96,11 @@ def test_steps_of_a_decode_share_their_plans(rehearsed):
 def test_another_question_makes_another_plan(change):
     """The plan found in a full cache is the one that is made in an empty cache."""
     here = device()
-    forward.prepare(None, request(), here, ROOM)
+    forward.prepare(None, request(), here, FREE_BYTES)
     known = len(here.plans)
-    plan = forward.prepare(None, request(**change), here, ROOM).plan
+    plan = forward.prepare(None, request(**change), here, FREE_BYTES).plan
     assert len(here.plans) > known
-    assert plan == forward.prepare(None, request(**change), device(), ROOM).plan
+    assert plan == forward.prepare(None, request(**change), device(), FREE_BYTES).plan
 
 
 def test_modules_of_one_config_share_their_plans():
@@ -109,7 +109,7 @@ def test_modules_of_one_config_share_their_plans():
     sent = ForwardRequest(query=np.ones((1, 5, 8), np.float32))
     plans = [
         forward.prepare(
-            Module.of(name, config, initial_parameters(Sizes.of(config), seed, torch.float32)), sent, here, ROOM
+            Module.of(name, config, initial_parameters(Sizes.of(config), seed, torch.float32)), sent, here, FREE_BYTES
         ).plan
         for name, seed in (("m", 0), ("n", 1))
     ]
@@ -118,18 +118,18 @@ def test_modules_of_one_config_share_their_plans():
 
 def test_gradients_are_planned_by_their_targets():
     here = device()
-    plain = gradients.prepare(None, request(RawGradientsRequest, wrt=["query"]), here, ROOM).plan
-    again = gradients.prepare(None, request(RawGradientsRequest, wrt=["query"]), here, ROOM).plan
+    plain = gradients.prepare(None, request(RawGradientsRequest, wrt=["query"]), here, FREE_BYTES).plan
+    again = gradients.prepare(None, request(RawGradientsRequest, wrt=["query"]), here, FREE_BYTES).plan
     assert again is plain
     for more in ({"wrt": ["weights"]}, {"wrt": ["query"], "check": True}):
-        assert gradients.prepare(None, request(RawGradientsRequest, **more), here, ROOM).plan != plain
+        assert gradients.prepare(None, request(RawGradientsRequest, **more), here, FREE_BYTES).plan != plain
 
 
 def test_another_clock_plans_anew():
     here = device()
-    before = forward.prepare(None, request(), here, ROOM).plan
+    before = forward.prepare(None, request(), here, FREE_BYTES).plan
     here.clock = Roofline(replace(RATES, overhead_s=1.0))
-    after = forward.prepare(None, request(), here, ROOM).plan
+    after = forward.prepare(None, request(), here, FREE_BYTES).plan
     assert after.predicted.median > 1 > before.predicted.median
 
 
@@ -175,10 +175,10 @@ def requests(draw):
 @pytest.mark.slow
 def test_the_plan_of_a_bucket_bounds_the_exact_one(drawn):
     operation, sent = drawn
-    plan = operation.prepare(None, sent, device(), ROOM).plan
+    plan = operation.prepare(None, sent, device(), FREE_BYTES).plan
     # Near a crossover the upper end of a bucket may choose another kernel: the bound is that of the kernel that runs.
     same = sent.model_copy(update={"kernel": plan.kernel})
-    exact = operation.prepare(None, same, device().exact(), ROOM).plan
+    exact = operation.prepare(None, same, device().exact(), FREE_BYTES).plan
     assert 0.98 * exact.peak_bytes <= plan.peak_bytes <= max(1.25 * exact.peak_bytes, exact.peak_bytes + 2**25)
     assert plan.flops == exact.flops
     assert plan.predicted.median == pytest.approx(exact.predicted.median, rel=0.15)
@@ -187,9 +187,9 @@ def test_the_plan_of_a_bucket_bounds_the_exact_one(drawn):
 @pytest.mark.parametrize("length", [17, 700])
 @pytest.mark.parametrize("kernel", [None, "materialized"])
 def test_a_request_that_fits_exactly_is_not_refused_for_its_bucket(length, kernel):
-    exact = forward.prepare(None, request(length=length, kernel=kernel), device().exact(), ROOM).plan
+    exact = forward.prepare(None, request(length=length, kernel=kernel), device().exact(), FREE_BYTES).plan
     here = device()
-    bound = forward.prepare(None, request(length=length, kernel=kernel), here, ROOM).plan
+    bound = forward.prepare(None, request(length=length, kernel=kernel), here, FREE_BYTES).plan
     assert bound.peak_bytes > exact.peak_bytes
     plan = forward.prepare(None, request(length=length, kernel=kernel), here, exact.peak_bytes).plan
     assert plan == exact
@@ -197,12 +197,12 @@ def test_a_request_that_fits_exactly_is_not_refused_for_its_bucket(length, kerne
     assert again in (bound, exact)
 
 
-def test_a_room_that_grows_lets_a_faster_kernel_run():
+def test_a_budget_that_grows_lets_a_faster_kernel_run():
     """No plan of the little room is kept for the larger one."""
     here = device()
     here.clock = Roofline(Rates(1e9, 1e13, 1e-9))
-    plans = {room: forward.prepare(None, request(length=700), here, room).plan for room in (2**20, 2**22, 2**30)}
-    for room, plan in plans.items():
+    plans = {budget: forward.prepare(None, request(length=700), here, budget).plan for budget in (2**20, 2**22, 2**30)}
+    for budget, plan in plans.items():
         anew = device()
         anew.clock = here.clock
-        assert forward.prepare(None, request(length=700), anew, room).plan == plan
+        assert forward.prepare(None, request(length=700), anew, budget).plan == plan

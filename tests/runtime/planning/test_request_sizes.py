@@ -43,12 +43,12 @@ def test_as_many_queries_as_keys_stay_as_many_and_others_do_not(queries, keys, p
 @drawn
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 300))
 def test_a_mask_keeps_its_broadcast_dimensions(batch, keys, past):
-    told = past + keys
-    for mask in ((1, 1, 1, told), (batch, 2, 30, told), (batch, 1, 30, 1), (1, 2, 30, max(told - 1, 1))):
+    all_keys = past + keys
+    for mask in ((1, 1, 1, all_keys), (batch, 2, 30, all_keys), (batch, 1, 30, 1), (1, 2, 30, max(all_keys - 1, 1))):
         end = RequestSizes(batch, 30, keys, past, mask).upper(COARSE)
         assert end.mask[:3] == (end.batch if mask[0] > 1 else 1, mask[1], end.queries if mask[2] > 1 else 1)
         whole = end.past + end.new_keys
-        assert (end.mask[3] == whole) == (mask[3] == told)
+        assert (end.mask[3] == whole) == (mask[3] == all_keys)
         assert (end.mask[3] == 1) == (mask[3] == 1) or whole <= 2
 
 

@@ -435,9 +435,9 @@ FAULTS = {
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("fault", "told"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("on_the_loop", [True, False])
-async def test_a_request_that_breaks_its_pass_fails_alone(engine, monkeypatch, fault, told, on_the_loop):
+async def test_a_request_that_breaks_its_pass_fails_alone(engine, monkeypatch, fault, message, on_the_loop):
     await modules(engine)
     if not on_the_loop:
         monkeypatch.setattr(Executor, "_stays", lambda *_: False)
@@ -456,5 +456,5 @@ async def test_a_request_that_breaks_its_pass_fails_alone(engine, monkeypatch, f
     monkeypatch.setattr(Forward, "launch", fails)
     for _ in range(2):  # what was left of the first fault does not harm the next pass
         found = await together(engine, asks)
-        assert isinstance(found.pop(poisoned), told)
+        assert isinstance(found.pop(poisoned), message)
         same(found, expected[:poisoned] + expected[poisoned + 1 :])

@@ -57,7 +57,7 @@ async def test_one_too_many_is_turned_away():
     assert budget.in_flight == 100
 
 
-async def test_a_waiter_that_no_longer_can_fit_is_told():
+async def test_a_waiter_that_no_longer_can_fit_is_refused():
     resident = 0
     budget = Budget(100, 1000, lambda: resident, 8)
     await budget.acquire(60)
@@ -179,7 +179,7 @@ def test_random_work_never_exceeds_the_budget_and_has_its_turn_in_order(seed):
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bodies_are_held_together_and_may_have_half_of_the_room():
+def test_bodies_are_held_together_and_may_have_half_of_the_budget():
     budget = make(resident=20, waiting=8)
     with body_of(budget) as first:
         first.hold(30)
@@ -206,7 +206,7 @@ def test_bodies_are_held_together_and_may_have_half_of_the_room():
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_replies_take_half_of_the_room_together_or_one_takes_more():
+def test_replies_take_half_of_the_budget_together_or_one_takes_more():
     budget = make(resident=20)
     with body_of(budget) as first, body_of(budget) as second:
         first.hold(30)
@@ -233,7 +233,7 @@ async def test_what_waits_for_memory_begins_when_a_reply_is_sent():
     assert budget.in_flight == 30
 
 
-async def test_bodies_leave_room_for_one_computation_and_the_others_wait_for_what_they_take():
+async def test_bodies_leave_memory_for_one_computation_and_the_others_wait_for_what_they_take():
     budget = make(resident=20, waiting=8)
     with body_of(budget) as memory:
         memory.hold(40)

@@ -75,7 +75,7 @@ async def test_a_full_queue_lets_one_in_for_each_that_leaves():
     assert len(door) == 0
 
 
-async def test_a_waiter_that_gives_up_makes_room():
+async def test_a_waiter_that_gives_up_makes_way():
     budget, door = make(waiting=1)
     await budget.acquire(100)
     waiter = asyncio.create_task(budget.acquire(50))
@@ -164,7 +164,7 @@ async def test_a_caller_with_few_requests_has_a_place_beside_one_with_many():
     assert began == ["many", "few"] * 3
 
 
-async def test_who_allows_less_time_is_told_so_when_it_is_over():
+async def test_who_allows_less_time_is_refused_when_it_is_over():
     budget, door = make(waiting=0)
     fill(budget, 0)
     began = []

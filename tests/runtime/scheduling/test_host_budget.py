@@ -31,8 +31,8 @@ def device(monkeypatch, tmp_path):
     limit = tmp_path / "memory.max"
     limit.write_text(f"{HOST}\n")
     monkeypatch.setattr(torch_device, "_CGROUP_LIMITS", (limit,))
-    told = SimpleNamespace(total=64 * GB, available=60 * GB)
-    monkeypatch.setattr(torch_device.psutil, "virtual_memory", lambda: told)
+    memory = SimpleNamespace(total=64 * GB, available=60 * GB)
+    monkeypatch.setattr(torch_device.psutil, "virtual_memory", lambda: memory)
     with stand_in_gpu(monkeypatch, 80 * GB) as device:
         yield device
 
@@ -182,7 +182,7 @@ async def test_the_process_is_compared_with_the_budget_of_the_host(engine, monke
 
 
 X = np.random.default_rng(0).standard_normal((2, 4, 40, 8)).astype(np.float32)
-ASKED = {
+REQUESTS = {
     "forward": (forward, RawForwardRequest(query=X)),
     "taps": (forward, RawForwardRequest(query=X, return_=["output", "scores", "weights", "lse"])),
     "past": (forward, RawForwardRequest(query=X, past_key=X, past_value=X)),
@@ -202,7 +202,7 @@ def size_of(value):
     return sum(map(size_of, vars(value).values())) if hasattr(value, "model_fields_set") else 0
 
 
-@pytest.mark.parametrize(("operation", "request_"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(("operation", "request_"), REQUESTS.values(), ids=REQUESTS)
 def test_the_planned_results_bound_the_reply(device, operation, request_):
     job = operation.prepare(None, request_, device, 2**34)
     held = size_of(job.run())

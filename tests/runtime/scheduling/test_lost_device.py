@@ -51,7 +51,7 @@ async def engine(tmp_path, device, monkeypatch):
     assert engine.budget.in_flight == 0
 
 
-async def asked(engine, count):
+async def answers_of(engine, count):
     """The answers to requests that run in one pass."""
     request = ForwardRequest(query=SMALL, return_=["output", "context"])
     return await asyncio.gather(*(engine.forward("m", request) for _ in range(count)), return_exceptions=True)
@@ -78,10 +78,10 @@ def launches_fail(monkeypatch, fault, device=None):
 @pytest.mark.parametrize("fault", BROKEN.values(), ids=BROKEN)
 async def test_a_device_that_a_pass_broke_takes_no_work_and_is_not_live(engine, device, monkeypatch, fault, count):
     monkeypatch.setattr(Executor, "expects_mates", property(lambda _: count > 1, lambda *_: None), raising=False)
-    assert all(reply.ran.batch == count for reply in await asked(engine, count))
+    assert all(reply.ran.batch == count for reply in await answers_of(engine, count))
     engine.runner.check_live()
     launches_fail(monkeypatch, fault, device)
-    assert [type(answer) for answer in await asked(engine, count)] == [Stuck] * count
+    assert [type(answer) for answer in await answers_of(engine, count)] == [Stuck] * count
     assert device.lost == str(fault).splitlines()[0]
     for ask in (engine.runner.check_live, engine.runner.check_ready):
         with pytest.raises(Stuck, match=r"computes nothing any more \(.*; restart the server"):
@@ -94,16 +94,16 @@ async def test_a_device_that_a_pass_broke_takes_no_work_and_is_not_live(engine, 
 async def test_an_error_that_passes_ends_its_own_request_alone(engine, device, monkeypatch, fault):
     """Such as a launch with a grid that no device has: the next call finds a device that computes."""
     launches_fail(monkeypatch, fault)
-    assert await asked(engine, 1) == [fault]
+    assert await answers_of(engine, 1) == [fault]
     assert device.lost is None
     monkeypatch.undo()
-    assert (await asked(engine, 1))[0].output.shape == SMALL.shape
+    assert (await answers_of(engine, 1))[0].output.shape == SMALL.shape
     engine.runner.check_live()
 
 
 async def test_a_device_that_breaks_between_the_passes_is_noticed_by_whoever_comes_next(engine, device):
     device.poison()
-    assert [type(answer) for answer in await asked(engine, 1)] == [Stuck]
+    assert [type(answer) for answer in await answers_of(engine, 1)] == [Stuck]
     assert device.lost == ILLEGAL
 
 
@@ -152,7 +152,7 @@ async def test_no_tensor_outlives_a_pass_that_ran_out_of_memory(engine, device, 
     held = launches_fail(monkeypatch, fault)
     gc.disable()  # nothing may need the collector
     try:
-        answers = await asked(engine, count)
+        answers = await answers_of(engine, count)
         assert [type(answer) for answer in answers] == [NeverFits] * count
         assert held
         assert [tensor() for tensor in held] == [None] * len(held), "while its answer is held"
@@ -165,7 +165,7 @@ async def test_no_tensor_outlives_a_pass_that_ran_out_of_memory(engine, device, 
 
 async def test_no_tensor_outlives_a_pass_that_failed_otherwise(engine, monkeypatch):
     held = launches_fail(monkeypatch, ZeroDivisionError())
-    answers = await asked(engine, 1)
+    answers = await answers_of(engine, 1)
     assert [type(answer) for answer in answers] == [ZeroDivisionError]
     assert [tensor() for tensor in held] == [None]
 
@@ -175,7 +175,7 @@ async def test_what_an_abandoned_pass_launched_is_waited_for(engine, device, mon
     waits = []
     monkeypatch.setattr(device, "probe", lambda: waits.append(1))
     launches_fail(monkeypatch, Abandoned())
-    assert [type(answer) for answer in await asked(engine, 1)] == [Draining]
+    assert [type(answer) for answer in await answers_of(engine, 1)] == [Draining]
     assert waits == [1]
 
 

@@ -263,7 +263,7 @@ async def test_forks_whose_pages_stay_are_not_evicted(engine):
 
 
 @holding(pages=4)
-async def test_forks_leave_together_where_only_that_gives_room(engine):
+async def test_forks_leave_together_where_only_that_frees_memory(engine):
     prompt = await opened(engine)
     await step(engine, prompt, tokens(3 * PAGE_TOKENS))
     for _ in range(3):

@@ -14,7 +14,7 @@ from attention_service.core.kv_cache.slab import PageKind, Slab, runs
 
 SHORT_RUN = 16
 """Pages of a run in which a sequence soon has to go on elsewhere."""
-MOST_ROOM = 64
+MOST_SPARE = 64
 """Pages that are left to grow into before a new sequence, at most."""
 SLAB_BYTES = 2**28
 """Bytes of addresses of one slab on a CPU."""
@@ -72,8 +72,8 @@ class PagePool:
         while count:
             slab, first, pages = self._largest_gap(kind, count) if own is None else _largest_gap_of(own)
             here = min(count, pages)
-            if first and pages > here:  # leave room to grow for the sequence before the gap
-                first += min((pages - here) // 2, MOST_ROOM)
+            if first and pages > here:  # leave pages to grow for the sequence before the gap
+                first += min((pages - here) // 2, MOST_SPARE)
             taken.append(self._use(slab, first, here))
             count -= here
         return taken

@@ -14,7 +14,7 @@ from attention_service.models.inputs.input_stacks import SizedImage, Stack
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, TEXT, AttentionPlace
-from attention_service.models.passes.layer_attention import ROOM
+from attention_service.models.passes.layer_attention import KERNEL_BYTES
 from attention_service.models.passes.module_taps import CHOSEN
 
 STATES_OF_CACHED_PASS: Final = 24
@@ -100,7 +100,7 @@ class PassMemory:
         kept = (self._sizes.layers + 1) * 2 * batch * length * self._sizes.width * self._sizes.itemsize
         kept += batch * length * 4 * (sizes.kept + copies * sizes.of_copy)
         logs = (copies + 1) * batch * positions * self._sizes.vocabulary * _LOGS
-        tasks = min(_SCORES * 4 * batch * self._sizes.most_heads * keys * keys, ROOM)
+        tasks = min(_SCORES * 4 * batch * self._sizes.most_heads * keys * keys, KERNEL_BYTES)
         rows = positions if self._sizes.rows_alone else length
         return self._pass_bytes(copies * batch, own, keys, rows) + kept + logs + tasks
 
@@ -207,7 +207,7 @@ class PassMemory:
         logits = batch * rows * self._sizes.vocabulary * (self._sizes.itemsize + 8)
         scores = batch * _most(self._sizes.places, length, keys)
         own = own_scores_bytes(self._loaded, batch, max(length, keys) if self._loaded.reader.pairs else length, keys)
-        return states + logits + (own or min(_SCORES * 4 * scores, ROOM))
+        return states + logits + (own or min(_SCORES * 4 * scores, KERNEL_BYTES))
 
     def image_bytes(self, images: Stack | None) -> int:
         """The memory of one layer that sees images, in a model that reads text too."""

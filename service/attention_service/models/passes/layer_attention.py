@@ -51,7 +51,7 @@ from attention_transformers.model_masks import MASK_FUNCTION
 from attention_transformers.registration import forget_function, register_function
 
 _EVERYTHING: Final = Selection()
-ROOM: Final = 2**30
+KERNEL_BYTES: Final = 2**30
 """Bytes that one attention may hold before a kernel is taken that needs less."""
 
 
@@ -249,7 +249,9 @@ class LayerAttention:
             bound = bound_to(raw, batched=True)
             able = able_kernels(bound, self._device, None, Needs(edits=edits))
             clock = self._device.clock
-            name = choose_kernel(bound, able, clock, ROOM, lambda each: least_bytes(bound, each), backward=backward)
+            name = choose_kernel(
+                bound, able, clock, KERNEL_BYTES, lambda each: least_bytes(bound, each), backward=backward
+            )
             if len(self._kernels) >= 4096:
                 self._kernels.clear()
             known = self._kernels[key] = (raw.spec, name, KERNELS[name].make())  # the spec keeps its id

@@ -36,7 +36,7 @@ MOST = 64
 """Maximum number of graphs."""
 IDLE = 10_000
 """A graph gives its place to another if so many passes of any key went by since it was replayed."""
-ROOM = 2**28
+MOST_BYTES = 2**28
 """Bytes that all of them may hold, by the estimates of what they compute."""
 _KEYS = 4096
 _AHEAD = 8
@@ -93,7 +93,7 @@ class _Wanted:
 class Graphs:
     """The graphs of one device. Used from the thread of its short work only."""
 
-    def __init__(self, capture: Capture | None = None, limit: int = ROOM) -> None:
+    def __init__(self, capture: Capture | None = None, limit: int = MOST_BYTES) -> None:
         """``limit``: the bytes that all may hold; 0 for no graphs."""
         self._capture = capture or Captures()
         self.limit = limit

@@ -27,7 +27,7 @@ from attention_service.runtime.planning.request_sizes import COARSE, FINE, Reque
 
 SMALL: Final = 2**25
 """Bytes. A coarse bucket may be admitted for twice a request's need, which is little up to this size."""
-_ANY_ROOM: Final = 2**62
+_UNLIMITED: Final = 2**62
 """Bytes, for plans that do not depend on memory."""
 _MOST: Final = 64
 """Exact sizes that one bucket caches."""
@@ -91,7 +91,7 @@ def plan_pass(bound: BoundRequest, question: Question, device: Device, batch: in
         return RequestCosts.of(bound, question, device, rehearsed)
 
     family = family_of(bound, question, device), "joined"
-    return _plan_by_bucket(device, family, sizes, _ANY_ROOM, costs)
+    return _plan_by_bucket(device, family, sizes, _UNLIMITED, costs)
 
 
 @dataclass(frozen=True)

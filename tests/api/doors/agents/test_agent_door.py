@@ -131,10 +131,10 @@ def test_an_initialize_of_2025_11_25_is_answered_without_a_session(agents):
     assert answered.status_code == 200
     assert "mcp-session-id" not in answered.headers
     data = next(line for line in answered.text.splitlines() if line.startswith("data:"))
-    told = json.loads(data.removeprefix("data:"))["result"]
-    assert told["protocolVersion"] == "2025-11-25"
-    assert told["serverInfo"]["name"] == "attention-service"
-    assert set(told["capabilities"]) == {"tools", "resources"}
+    result = json.loads(data.removeprefix("data:"))["result"]
+    assert result["protocolVersion"] == "2025-11-25"
+    assert result["serverInfo"]["name"] == "attention-service"
+    assert set(result["capabilities"]) == {"tools", "resources"}
 
 
 def test_there_is_no_stream_of_its_own_to_open_and_no_session_to_end(agents):
@@ -153,11 +153,11 @@ def test_a_message_needs_a_key_and_a_host_of_the_server(agents):
     assert httpx.post(f"{agents.url}/mcp", **fields).status_code == 403
 
 
-async def test_a_key_without_a_scope_is_told_which_one_it_needs(agents):
+async def test_the_refusal_of_a_key_names_the_scope_that_it_needs(agents):
     async with connected(agents.url, agents.reader) as client:
-        told = await refusal(client, "open_input", text=TEXT)
-        assert "model_forward needs a key with scope infer; this one has inspect" in told
-        assert "attention keys create NAME --scope infer" in told
+        message = await refusal(client, "open_input", text=TEXT)
+        assert "model_forward needs a key with scope infer; this one has inspect" in message
+        assert "attention keys create NAME --scope infer" in message
         found = await answer(client, "estimate_cost", attention={"num_heads": 4, "head_dim": 16}, length=64)
         assert found["low_ms"] < found["predicted_ms"] < found["high_ms"]
     async with connected(agents.url, agents.metrics) as client:
@@ -172,9 +172,9 @@ async def test_an_input_belongs_to_the_key_that_opened_it(agents, mode):
         handle = await opened(client, text)
         assert await opened(client, text) == handle
     async with connected(agents.url, agents.one_at_a_time, mode) as client:
-        told = await refusal(client, "rank_heads", input=handle, statistic="induction")
-        assert told.startswith(f"input: there is no open input '{handle}'")
-        assert "Call open_input" in told
+        message = await refusal(client, "rank_heads", input=handle, statistic="induction")
+        assert message.startswith(f"input: there is no open input '{handle}'")
+        assert "Call open_input" in message
         assert await opened(client, text) == handle  # a key with one request at a time may ask, too
 
 
@@ -203,9 +203,9 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
     assert eventually(lambda: count("mcp") >= before["mcp"] + 1)
 
 
-@pytest.mark.sampled(arguments=8, told=8)
+@pytest.mark.sampled(arguments=8, hint=8)
 @pytest.mark.parametrize(
-    ("tool", "arguments", "told"),
+    ("tool", "arguments", "hint"),
     [
         ("open_input", {}, "text: expected a text or an image"),
         ("open_input", {"text": "x", "model": "nope"}, "Call open_input with model one of: tiny, "),
@@ -240,12 +240,12 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
         ("explain_weight", {"layer": 1, "head": 0, "position": 99}, "position: 99 is out of range"),
     ],
 )  # fmt: skip
-async def test_a_wrong_call_is_told_the_next_one(agents, tool, arguments, told):
+async def test_the_refusal_of_a_wrong_call_names_the_next_one(agents, tool, arguments, hint):
     async with connected(agents.url, agents.key) as client:
         if tool not in {"open_input", "estimate_cost"}:
             arguments = {"input": await opened(client)} | arguments
         text = await refusal(client, tool, **arguments)
-        assert told in text
+        assert hint in text
         assert text.endswith(".")
         assert "all" in text  # Call …, or: make the same call again
         assert len(text) < 700
@@ -277,18 +277,18 @@ async def test_no_value_of_an_argument_makes_the_server_fail(agents, tool):
                 assert "the server failed" not in text, (name, value)
 
 
-async def test_an_unknown_tool_and_an_unknown_array_are_told_what_there_is(agents):
+async def test_the_refusal_of_an_unknown_tool_or_array_lists_what_there_is(agents):
     async with connected(agents.url, agents.key) as client:
         with pytest.raises(MCPError, match="call one of open_input, rank_heads"):
             await client.call_tool("nope", {})
         handle = await opened(client)
-        for uri, told in (
+        for uri, hint in (
             ("attention://inputs/x", "Call look_at_head"),
             (f"attention://inputs/{handle}/layers/1/heads/0/nope", "Call look_at_head"),
             (f"attention://inputs/{handle}/layers/1/heads/9/weights", "there are 4 heads"),
             ("attention://inputs/in_000000000000/layers/1/heads/0/weights", "Call open_input"),
         ):
-            with pytest.raises(MCPError, match=told):
+            with pytest.raises(MCPError, match=hint):
                 await client.read_resource(uri)
 
 
@@ -316,10 +316,10 @@ async def test_linked_arrays_are_those_of_the_api(agents):
 
 async def test_a_picture_comes_on_request(agents):
     async with connected(agents.url, agents.key) as client:
-        asked = {"input": await opened(client), "layer": 1, "head": 0}
-        kinds = [each.type for each in (await client.call_tool("look_at_head", asked)).content]
+        fields = {"input": await opened(client), "layer": 1, "head": 0}
+        kinds = [each.type for each in (await client.call_tool("look_at_head", fields)).content]
         assert kinds == ["text", "resource_link"]
-        drawn = await client.call_tool("look_at_head", asked | {"picture": True})
+        drawn = await client.call_tool("look_at_head", fields | {"picture": True})
         assert [each.type for each in drawn.content] == ["text", "image", "resource_link"]
         assert drawn.content[1].mime_type == "image/png"
         assert base64.b64decode(drawn.content[1].data).startswith(b"\x89PNG")
@@ -355,9 +355,9 @@ async def test_a_server_that_stops_answers_first(tmp_path, mode):
             loading = asyncio.create_task(client.call_tool("open_input", {"text": TEXT}))
             await asyncio.to_thread(eventually, loads)
             server.send_signal(signal.SIGTERM)
-            told = (await loading).content[0].text
-        assert "the server is stopping" in told  # by its second question, after the model was loaded
-        assert told.endswith("make the same call again.")
+            text = (await loading).content[0].text
+        assert "the server is stopping" in text  # by its second question, after the model was loaded
+        assert text.endswith("make the same call again.")
         assert server.wait(60) == 0
 
 
@@ -395,8 +395,8 @@ async def test_an_image_is_opened_and_looked_at(agents):
         assert effect["divergence"] > 0
         assert (await answer(client, "gradient_of_prediction", **about))["tokens"]
         assert (await answer(client, "explain_weight", **about, layer=0, head=0, position=0))["error"] < 1e-5
-        told = await refusal(client, "estimate_cost", **about)
-        assert "Call estimate_cost with model, length and images" in told
+        message = await refusal(client, "estimate_cost", **about)
+        assert "Call estimate_cost with model, length and images" in message
         sizes = [{"width": 96, "height": 64}]
         assert (await answer(client, "estimate_cost", model="seer", images=sizes))["flops"] > 0
         assert "is of model tiny" in await refusal(client, "compare_inputs", **about, other=await opened(client))

@@ -27,7 +27,7 @@ def test_a_handle_is_of_its_input_and_its_owner():
         inputs.find("bob", handle, "other")
 
 
-def test_the_least_recently_used_of_the_owner_make_room():
+def test_the_least_recently_used_of_the_owner_are_dropped():
     inputs = OpenedInputs(budget_of(40_000))  # of which one caller may have a quarter
     others = opened(inputs, "bob", "z" * 4000)
     first, second = opened(inputs, "ann", "x" * 4000), opened(inputs, "ann", "y" * 4000)
@@ -39,7 +39,7 @@ def test_the_least_recently_used_of_the_owner_make_room():
     assert inputs.find("bob", others)
 
 
-def test_all_together_hold_no_more_than_the_room_and_the_newest_stays(monkeypatch):
+def test_all_together_hold_no_more_than_the_limit_and_the_newest_stays(monkeypatch):
     monkeypatch.setattr(opened_inputs, "MAX_BYTES", 10_000)
     inputs = OpenedInputs(budget_of(10**6))
     handles = {name: opened(inputs, name, "x" * 4000) for name in ("ann", "bob", "eve")}

@@ -49,9 +49,9 @@ async def test_a_caller_who_leaves_is_seen_to_disconnect():
         assert await receive() == {"type": "http.disconnect"}
         ended.set()
 
-    asked = asyncio.create_task(OwnRequests(app, MESSAGE).ask(get_model, model="tiny"))
+    task = asyncio.create_task(OwnRequests(app, MESSAGE).ask(get_model, model="tiny"))
     await began.wait()
-    asked.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await task
     await asyncio.wait_for(ended.wait(), 60)

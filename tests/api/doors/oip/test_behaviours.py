@@ -18,7 +18,7 @@ from tests.conftest import live_server
 
 INFER = "/v2/models/demo/infer"
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
-ASKED = {"inputs": [tensor("query", X)]}
+REQUEST = {"inputs": [tensor("query", X)]}
 
 
 @pytest.fixture(scope="module")
@@ -38,24 +38,24 @@ def native(http):
 
 def test_the_version_is_1_or_the_content_hash(http, version, native):
     for path in ("", "/versions/1", "/versions/", f"/versions/{version}"):
-        outputs, head = read(http.post(f"/v2/models/demo{path}/infer", json=ASKED))
+        outputs, head = read(http.post(f"/v2/models/demo{path}/infer", json=REQUEST))
         assert (head["model_version"], head["parameters"]["version"]) == ("1", version)
         assert np.array_equal(outputs["output"], native)
         assert http.get(f"/v2/models/demo{path}/ready").status_code == 200
     refused(http.get("/v2/models/demo/versions/2/ready"), 404, "'demo' version 2 is not found")
-    refused(http.post(f"/v2/models/demo/versions/{'0a' * 16}/infer", json=ASKED), 409, version)
-    refused(http.post(INFER, json=ASKED | {"model_version": "7"}), 404)
-    refused(http.post(INFER, json=ASKED | {"model_version": "0a"}), 409)
+    refused(http.post(f"/v2/models/demo/versions/{'0a' * 16}/infer", json=REQUEST), 409, version)
+    refused(http.post(INFER, json=REQUEST | {"model_version": "7"}), 404)
+    refused(http.post(INFER, json=REQUEST | {"model_version": "0a"}), 409)
     refused(http.get("/v2/models/_attention/versions/0a"), 404)
 
 
 def test_a_version_that_if_match_pins_holds_here_too(http, version):
-    assert http.post(INFER, json=ASKED, headers={"if-match": f'"{version}"'}).status_code == 200
-    refused(http.post(INFER, json=ASKED, headers={"if-match": '"0a"'}), 409)
+    assert http.post(INFER, json=REQUEST, headers={"if-match": f'"{version}"'}).status_code == 200
+    refused(http.post(INFER, json=REQUEST, headers={"if-match": '"0a"'}), 409)
     both = f"/v2/models/demo/versions/{version}/infer"
-    assert http.post(both, json=ASKED, headers={"if-match": f'"{version}"'}).status_code == 200
-    refused(http.post(both, json=ASKED, headers={"if-match": '"0a"'}), 400, "If-Match")
-    refused(http.post(both, json=ASKED | {"model_version": "0a"}), 400, "version")
+    assert http.post(both, json=REQUEST, headers={"if-match": f'"{version}"'}).status_code == 200
+    refused(http.post(both, json=REQUEST, headers={"if-match": '"0a"'}), 400, "If-Match")
+    refused(http.post(both, json=REQUEST | {"model_version": "0a"}), 400, "version")
 
 
 def test_names_arrive_percent_encoded(http):
@@ -66,7 +66,7 @@ def test_names_arrive_percent_encoded(http):
 @pytest.mark.parametrize(
     "name", ["nobody", "demo:", "demo:nothing", "nobody:weights", "a b", "demo:weights:x", "%C3%A9"]
 )
-def test_an_unknown_model_is_told_in_the_words_of_triton(http, name):
+def test_an_unknown_model_is_refused_in_the_words_of_triton(http, name):
     for method, path in (("GET", ""), ("GET", "/ready"), ("GET", "/config"), ("GET", "/stats"), ("POST", "/infer")):
         refusal = refused(http.request(method, f"/v2/models/{name}{path}"), 404)
         assert refusal["error"] == f"Request for unknown model: '{unquote(name)}' is not found"
@@ -88,7 +88,7 @@ def test_every_refusal_has_an_error_as_text(door, http):
     refused(http.get("/v2/nothing"), 404)
     refused(http.get(INFER), 405)
     refused(http.put("/v2"), 405)
-    refused(http.post(INFER, json=ASKED, headers={"content-encoding": "br"}), 415)
+    refused(http.post(INFER, json=REQUEST, headers={"content-encoding": "br"}), 415)
     assert "error" in http.get("/v2", headers={"x-long": "x" * 10_000}).json()
     host, port = door.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -138,9 +138,9 @@ def test_every_path_may_end_in_a_slash(http):
             assert http.request(method, each, follow_redirects=False).status_code == 200
 
 
-def test_no_content_type_is_asked_for(http, native):
+def test_no_content_type_is_required(http, native):
     for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/octet-stream"}):
-        outputs, _ = read(http.post(INFER, content=json.dumps(ASKED), headers=headers))
+        outputs, _ = read(http.post(INFER, content=json.dumps(REQUEST), headers=headers))
         assert np.array_equal(outputs["output"], native)
 
 
@@ -209,9 +209,9 @@ def test_a_size_of_binary_data_that_cannot_be_is_refused(http, size):
 def test_bytes_that_no_input_takes_are_refused(http):
     body, headers = binary({"query": X})
     refused(http.post(INFER, content=body + b"\0", headers=headers), 400, "inputs", "96 bytes; 97 come")
-    head = json.dumps(ASKED).encode()
+    head = json.dumps(REQUEST).encode()
     refused(http.post(INFER, content=head + b"\0", headers={LENGTH: str(len(head))}), 400, "inputs")
-    both = ASKED["inputs"][0] | {"parameters": {"binary_data_size": 96}}
+    both = REQUEST["inputs"][0] | {"parameters": {"binary_data_size": 96}}
     head = json.dumps({"inputs": [both]}).encode()
     refused(
         http.post(INFER, content=head + X.tobytes(), headers={LENGTH: str(len(head))}), 400, "inputs.0.data", "both"
@@ -245,7 +245,7 @@ def test_fp16_is_json_too(http):
 
 def test_numbers_that_json_lacks_come_as_bytes_or_are_refused(http):
     spec = json.dumps({"masks": [{"name": "causal"}]})
-    request = ASKED | {"parameters": {"spec": spec}, "outputs": [{"name": "masked_scores"}, {"name": "output"}]}
+    request = REQUEST | {"parameters": {"spec": spec}, "outputs": [{"name": "masked_scores"}, {"name": "output"}]}
     outputs, head = read(http.post("/v2/models/_attention/infer", json=request))
     assert np.isinf(outputs["masked_scores"]).sum() == 3
     assert ["data" in each for each in head["outputs"]] == [False, True]
@@ -254,7 +254,7 @@ def test_numbers_that_json_lacks_come_as_bytes_or_are_refused(http):
         http.post("/v2/models/_attention/infer", json=request), 400, "outputs.0.parameters.binary_data", "JSON lacks"
     )
     for number in ('"NaN"', "NaN", "1e999"):
-        text = json.dumps(ASKED).replace("-1.0", number, 1)
+        text = json.dumps(REQUEST).replace("-1.0", number, 1)
         refused(http.post(INFER, content=text), 400)
     x = X.copy()
     x[0, 0] = np.nan
@@ -263,29 +263,29 @@ def test_numbers_that_json_lacks_come_as_bytes_or_are_refused(http):
 
 
 MALFORMED = {
-    "parameters": ASKED | {"parameters": [1]},
-    "parameters.timeout": ASKED | {"parameters": {"timeout": "5"}},
+    "parameters": REQUEST | {"parameters": [1]},
+    "parameters.timeout": REQUEST | {"parameters": {"timeout": "5"}},
     "inputs": {},
     "inputs.0.name": {"inputs": [{"shape": [1], "datatype": "FP32", "data": [1]}]},
-    "inputs.0.shape": {"inputs": [ASKED["inputs"][0] | {"shape": [3, -8]}]},
-    "inputs.0.datatype": {"inputs": [ASKED["inputs"][0] | {"datatype": "FP8"}]},
-    "inputs.0.data": {"inputs": [ASKED["inputs"][0] | {"data": [1, 2]}]},
-    "inputs.0.parameters": {"inputs": [ASKED["inputs"][0] | {"parameters": 4}]},
-    "inputs.0.parameters.size": {"inputs": [ASKED["inputs"][0] | {"parameters": {"size": 4}}]},
-    "inputs.1.name": {"inputs": ASKED["inputs"] * 2},
+    "inputs.0.shape": {"inputs": [REQUEST["inputs"][0] | {"shape": [3, -8]}]},
+    "inputs.0.datatype": {"inputs": [REQUEST["inputs"][0] | {"datatype": "FP8"}]},
+    "inputs.0.data": {"inputs": [REQUEST["inputs"][0] | {"data": [1, 2]}]},
+    "inputs.0.parameters": {"inputs": [REQUEST["inputs"][0] | {"parameters": 4}]},
+    "inputs.0.parameters.size": {"inputs": [REQUEST["inputs"][0] | {"parameters": {"size": 4}}]},
+    "inputs.1.name": {"inputs": REQUEST["inputs"] * 2},
     "query": {"inputs": []},
-    "quary": {"inputs": [*ASKED["inputs"], ASKED["inputs"][0] | {"name": "quary"}]},
-    "id": ASKED | {"id": 7},
-    "outputs": ASKED | {"outputs": {}},
-    "outputs.0.name": ASKED | {"outputs": [{"name": "outputs"}]},
-    "outputs.0.parameters.binary_data": ASKED | {"outputs": [{"name": "output", "parameters": {"binary_data": 1}}]},
-    "outputs.0.parameters.classification": ASKED
+    "quary": {"inputs": [*REQUEST["inputs"], REQUEST["inputs"][0] | {"name": "quary"}]},
+    "id": REQUEST | {"id": 7},
+    "outputs": REQUEST | {"outputs": {}},
+    "outputs.0.name": REQUEST | {"outputs": [{"name": "outputs"}]},
+    "outputs.0.parameters.binary_data": REQUEST | {"outputs": [{"name": "output", "parameters": {"binary_data": 1}}]},
+    "outputs.0.parameters.classification": REQUEST
     | {"outputs": [{"name": "output", "parameters": {"classification": 1}}]},
-    "parameters.binary_data_output": ASKED | {"parameters": {"binary_data_output": "yes"}},
-    "parameters.select": ASKED | {"parameters": {"select": "{"}},
-    "select.heads.0": ASKED | {"parameters": {"select": '{"heads": [-1]}'}},
-    "parameters.edits": ASKED | {"parameters": {"edits": []}},
-    "extra": ASKED | {"extra": 1},
+    "parameters.binary_data_output": REQUEST | {"parameters": {"binary_data_output": "yes"}},
+    "parameters.select": REQUEST | {"parameters": {"select": "{"}},
+    "select.heads.0": REQUEST | {"parameters": {"select": '{"heads": [-1]}'}},
+    "parameters.edits": REQUEST | {"parameters": {"edits": []}},
+    "extra": REQUEST | {"extra": 1},
 }
 
 
@@ -305,20 +305,20 @@ def test_a_body_that_is_no_object_is_400(http, text):
 
 def test_unknown_parameters_are_refused_but_for_reserved_ones(http):
     for name in ("colour", "query", "encoding", "parameters", "mask"):
-        refused(http.post(INFER, json=ASKED | {"parameters": {name: "1"}}), 400, f"parameters.{name}")
+        refused(http.post(INFER, json=REQUEST | {"parameters": {name: "1"}}), 400, f"parameters.{name}")
     reserved = {"sequence_id": 0, "sequence_start": True, "sequence_end": True, "priority": 3, "timeout": 10**9,
                 "binary_data_output": False, "headers": "x", "triton_final_response": True}  # fmt: skip
-    assert http.post(INFER, json=ASKED | {"parameters": reserved}).status_code == 200
+    assert http.post(INFER, json=REQUEST | {"parameters": reserved}).status_code == 200
     for sequence in (5, "a", [1]):
-        refused(http.post(INFER, json=ASKED | {"parameters": {"sequence_id": sequence}}), 501, "session")
+        refused(http.post(INFER, json=REQUEST | {"parameters": {"sequence_id": sequence}}), 501, "session")
 
 
 def test_shared_memory_and_other_extensions_are_501(http):
     for name in ("shared_memory_region", "shared_memory_byte_size"):
-        inputs = [ASKED["inputs"][0] | {"parameters": {name: "x"}}]
+        inputs = [REQUEST["inputs"][0] | {"parameters": {name: "x"}}]
         refused(http.post(INFER, json={"inputs": inputs}), 501, "shares no memory")
         outputs = [{"name": "output", "parameters": {name: "x"}}]
-        refused(http.post(INFER, json=ASKED | {"outputs": outputs}), 501)
+        refused(http.post(INFER, json=REQUEST | {"outputs": outputs}), 501)
     left_out = (
         "logging", "trace/setting", "models/demo/trace/setting", "systemsharedmemory/status",
         "cudasharedmemory/region/a/register", "models/demo/generate", "models/demo/generate_stream",
@@ -330,7 +330,7 @@ def test_shared_memory_and_other_extensions_are_501(http):
 
 @pytest.mark.parametrize("timeout", [-1, "5", 1.5, True, 2**70, None])
 def test_a_timeout_is_microseconds(http, timeout):
-    refused(http.post(INFER, json=ASKED | {"parameters": {"timeout": timeout}}), 400, "parameters.timeout")
+    refused(http.post(INFER, json=REQUEST | {"parameters": {"timeout": timeout}}), 400, "parameters.timeout")
 
 
 def test_a_timeout_that_passes_ends_the_request(http):
@@ -378,16 +378,16 @@ def test_metadata_states_the_outputs_that_come(http, model, question):
 # ── (16) scopes, (17) outputs, (18) files ────────────────────────────────────────────────────────────────────────────
 
 
-def test_scopes_are_asked_for_what_is_done(door):
+def test_scopes_are_required_for_what_is_done(door):
     with client(door.url, door.infer) as http:
-        assert http.post(INFER, json=ASKED).status_code == 200
+        assert http.post(INFER, json=REQUEST).status_code == 200
         assert http.post("/v2/repository/index").status_code == 200
         for path in ("/v2/repository/models/demo/load", "/v2/repository/models/demo/unload"):
             refusal = refused(http.post(path), 403, "manage")
             assert refusal["needed_scopes"] == ["manage"]
         refused(http.get("/v2/models/stats"), 403, "inspect")
     with client(door.url, door.inspect) as http:
-        refused(http.post(INFER, json=ASKED), 403, "infer")
+        refused(http.post(INFER, json=REQUEST), 403, "infer")
         assert http.get("/v2/models/demo/config").status_code == 200
         assert http.get("/v2/models/stats").status_code == 200
 
@@ -409,18 +409,18 @@ def test_outputs_select_what_the_reply_alone_has(http):
 
 def test_an_output_that_did_not_come_is_refused(http):
     wanted = [{"name": "top.keys"}]
-    refused(http.post("/v2/models/demo:weights/infer", json=ASKED | {"outputs": wanted}), 400, "outputs.0.name")
+    refused(http.post("/v2/models/demo:weights/infer", json=REQUEST | {"outputs": wanted}), 400, "outputs.0.name")
     for model, name in (
         ("demo", "differences.output"), ("demo", "present_key"), ("demo", "dropout_mask"), ("demo", "final_state"),
         ("demo:weights", "pooled"), ("demo:gradients", "hessian_products.query"), ("demo:gradients", "gradients."),
         ("demo:gradients", "gradients.parameters"), ("demo:gradients", "gradients.nothing"),
     ):  # fmt: skip
-        answer = http.post(f"/v2/models/{model}/infer", json=ASKED | {"outputs": [{"name": name}]})
+        answer = http.post(f"/v2/models/{model}/infer", json=REQUEST | {"outputs": [{"name": name}]})
         refused(answer, 400)
 
 
 def test_outputs_add_to_what_parameters_ask_for(http):
-    request = ASKED | {"outputs": [{"name": "weights"}], "parameters": {"return": '["output"]'}}
+    request = REQUEST | {"outputs": [{"name": "weights"}], "parameters": {"return": '["output"]'}}
     outputs, _ = read(http.post(INFER, json=request))
     assert list(outputs) == ["weights"]
     names = ["gradients.query", "gradients.k_proj.weight"]
@@ -453,8 +453,8 @@ def test_loading_with_files_or_with_what_is_no_config_is_refused(http):
 
 
 def test_the_id_of_a_request_comes_back(http):
-    assert read(http.post(INFER, json=ASKED | {"id": "a7"}))[1]["id"] == "a7"
-    assert "id" not in read(http.post(INFER, json=ASKED))[1]
+    assert read(http.post(INFER, json=REQUEST | {"id": "a7"}))[1]["id"] == "a7"
+    assert "id" not in read(http.post(INFER, json=REQUEST))[1]
 
 
 def test_data_may_be_nested(http, native):
@@ -466,8 +466,8 @@ def test_data_may_be_nested(http, native):
 
 def test_statistics_count_inferences_and_failures(http):
     def stats():
-        (told,) = http.get("/v2/models/demo:gradients/stats").json()["model_stats"]
-        return told
+        (entry,) = http.get("/v2/models/demo:gradients/stats").json()["model_stats"]
+        return entry
 
     before = stats()
     infer(http, "demo:gradients", {"query": X})
@@ -484,7 +484,7 @@ def test_statistics_count_inferences_and_failures(http):
 
 
 def test_requests_are_counted_and_their_changes_audited(http):
-    http.post(INFER, json=ASKED)
+    http.post(INFER, json=REQUEST)
     text = http.get("/metrics").text
     assert 'attention_requests_total{operation="v2_infer",status="200"}' in text
 

@@ -13,7 +13,7 @@ from attention_service.settings import Settings
 from tests.api.doors.oip.envelopes import LENGTH, binary, read, refused, tensor
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
-ASKED = {"inputs": [tensor("query", X)]}
+REQUEST = {"inputs": [tensor("query", X)]}
 MADE = {"name": "demo", "config": {"d_model": 8, "num_heads": 2}}
 
 
@@ -39,7 +39,7 @@ async def test_a_server_that_takes_no_work_is_live_and_not_ready(tmp_path, state
         assert refusal["ready"] is False
         refused(await http.get("/v2/models/demo/ready"), 503)
         refused(await http.get("/v2/models/_attention/ready"), 503)
-        refused(await http.post("/v2/models/demo/infer", json=ASKED), 503)
+        refused(await http.post("/v2/models/demo/infer", json=REQUEST), 503)
         refused(await http.post("/v2/repository/index"), 503)
         engine.runner.state = "ready"
         assert (await http.get("/v2/health/ready")).json() == {"ready": True}
@@ -50,14 +50,14 @@ async def test_a_module_of_another_process_is_found_at_once(tmp_path):
         here, _ = await stack.enter_async_context(application(tmp_path, replicas=2))
         there, _ = await stack.enter_async_context(application(tmp_path, replicas=2))
         made = await there.post("/v1/modules", json=MADE)
-        outputs, head = read(await here.post("/v2/models/demo/infer", json=ASKED))
+        outputs, head = read(await here.post("/v2/models/demo/infer", json=REQUEST))
         assert head["parameters"]["version"] == made.json()["version"]
         config = json.dumps({"config": MADE["config"]})
         load = {"parameters": {"config": config}}
         refused(await here.post("/v2/repository/models/brief/load", json=load), 400, "durable")
         load = {"parameters": {"config": json.dumps({"config": MADE["config"], "durable": True})}}
         assert (await here.post("/v2/repository/models/brief/load", json=load)).status_code == 200
-        same, _ = read(await there.post("/v2/models/brief/infer", json=ASKED))
+        same, _ = read(await there.post("/v2/models/brief/infer", json=REQUEST))
         assert np.array_equal(same["output"], outputs["output"])
 
 
@@ -87,9 +87,9 @@ async def test_many_at_once_each_get_their_own(tmp_path):
         together = await asyncio.gather(*map(ask, inputs))
         for x, output in zip(inputs, together, strict=True):
             np.testing.assert_allclose(output, await ask(x), rtol=1e-5, atol=1e-6)
-        (told,) = (await http.get("/v2/models/demo/stats")).json()["model_stats"]
-        assert told["inference_count"] == 32
-        assert 1 <= told["execution_count"] <= 32
+        (entry,) = (await http.get("/v2/models/demo/stats")).json()["model_stats"]
+        assert entry["inference_count"] == 32
+        assert 1 <= entry["execution_count"] <= 32
 
 
 async def test_a_module_that_is_deleted_meanwhile_is_an_unknown_model(tmp_path):
@@ -98,11 +98,11 @@ async def test_a_module_that_is_deleted_meanwhile_is_an_unknown_model(tmp_path):
         kept = engine.library.get("demo")
         await http.delete("/v1/modules/demo")
         engine.modules.get = lambda name, version=None: kept
-        refused(await http.post("/v2/models/demo/infer", json=ASKED), 404, "Request for unknown model: 'demo'")
+        refused(await http.post("/v2/models/demo/infer", json=REQUEST), 404, "Request for unknown model: 'demo'")
 
 
 async def test_an_empty_length_is_refused(tmp_path):
     async with application(tmp_path) as (http, _):
         await http.post("/v1/modules", json=MADE)
-        answer = await http.post("/v2/models/demo/infer", json=ASKED, headers={LENGTH: ""})
+        answer = await http.post("/v2/models/demo/infer", json=REQUEST, headers={LENGTH: ""})
         refused(answer, 400, LENGTH)

@@ -48,8 +48,8 @@ def test_a_caller_who_leaves_stops_the_generation(http):
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.slow
 def test_what_a_caller_has_not_read_counts_until_it_is_sent(http, door, stream):
-    asked = {"model": "talker", "prompt": 1500 * "a", "max_tokens": 100, "attention": {"weights": True}}
-    body = json.dumps(asked | {"stream": stream}).encode()
+    fields = {"model": "talker", "prompt": 1500 * "a", "max_tokens": 100, "attention": {"weights": True}}
+    body = json.dumps(fields | {"stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {door.key}\r\n"
 
     def held():
@@ -135,8 +135,8 @@ def test_a_kept_run_is_a_recording(door, http, stream):
         assert len(recording.tokens["layers"]) == len("Hello") + 3
         tokens = [token for each in objects for choice in each["choices"] for token in choice["attention"]]
         row = client.recordings.read(recording.id, 1, "weights", queries=[tokens[-1]["position"] - 1]).value
-    told = tokens[-1]["layers"][1]["weights"]
-    assert row[:, 0, : len(told[0])] == pytest.approx(np.array(told), abs=1e-5)
+    weights = tokens[-1]["layers"][1]["weights"]
+    assert row[:, 0, : len(weights[0])] == pytest.approx(np.array(weights), abs=1e-5)
 
 
 def test_scopes_and_limits_of_keys_hold(door, http):
@@ -190,7 +190,7 @@ def test_a_prompt_is_read_from_where_an_earlier_text_of_its_caller_ends(http, do
         return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     begin = "".join(chr(40 + 7 * at % 60) for at in range(90))
-    said, known = cached(begin)
+    text, known = cached(begin)
     assert known == 0
-    assert cached(begin + said + "And then?")[1] == 90 + 2  # the last token has chosen none
+    assert cached(begin + text + "And then?")[1] == 90 + 2  # the last token has chosen none
     assert cached(begin, headers=by(door.one_at_a_time))[1] == 0

@@ -65,9 +65,9 @@ def test_an_answer_is_streamed_token_by_token(client):
     pieces = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(piece.delta.content or "" for piece in pieces) == whole.choices[0].message.content
     assert [piece.finish_reason for piece in pieces] == [None] * 6 + ["length"]
-    told = [each for piece in pieces if piece.logprobs for each in piece.logprobs.content]
-    assert told == whole.choices[0].logprobs.content
-    assert all(len(each.top_logprobs) == 2 for each in told)
+    tokens = [each for piece in pieces if piece.logprobs for each in piece.logprobs.content]
+    assert tokens == whole.choices[0].logprobs.content
+    assert all(len(each.top_logprobs) == 2 for each in tokens)
     assert chunks[-1].usage == whole.usage
     looked = [token for piece in pieces for token in piece.model_extra.get("attention", [])]
     assert [token["position"] for token in looked] == [len(WRITTEN) + at for at in range(6)]
@@ -198,7 +198,7 @@ def test_keys_are_those_of_the_server(door):
         (lambda client: client.models.delete("nobody"), "model_not_found"),
     ],
 )
-def test_what_the_server_does_not_have_is_told_as_the_package_reads_it(client, ask, code):
+def test_what_the_server_does_not_have_is_refused_as_the_package_reads_it(client, ask, code):
     with pytest.raises(openai.NotFoundError) as refusal:
         ask(client)
     assert (refusal.value.type, refusal.value.code) == ("invalid_request_error", code)
@@ -209,7 +209,7 @@ def test_what_the_server_does_not_have_is_told_as_the_package_reads_it(client, a
     assert reply["error"]["request_id"] == reply["request_id"] == refusal.value.request_id
 
 
-def test_a_wrong_key_is_told_on_every_path_of_the_package(door):
+def test_a_wrong_key_is_refused_on_every_path_of_the_package(door):
     client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="wrong", max_retries=0)
     for ask in (client.models.list, client.files.list, lambda: client.responses.create(model="talker", input="Hello")):
         with pytest.raises(openai.AuthenticationError) as refusal:

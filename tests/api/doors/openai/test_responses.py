@@ -9,7 +9,7 @@ from tests.api.doors.openai.test_openai_package import CHAT, LOOK, WRITTEN, own
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 ITEMS = [{"type": "message", **message} for message in CHAT]
-ASKED = {"model": "talker", "temperature": 0, "max_output_tokens": 9}
+FIELDS = {"model": "talker", "temperature": 0, "max_output_tokens": 9}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def client(door):
     ],
 )
 def test_a_conversation_is_answered_in_every_form(client, given):
-    reply = client.responses.create(**given, **ASKED)
+    reply = client.responses.create(**given, **FIELDS)
     assert reply.output_text == own(WRITTEN, 9)[0]
     assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert reply.completed_at is None
@@ -41,15 +41,15 @@ def test_a_conversation_is_answered_in_every_form(client, given):
 
 
 def test_an_answer_may_be_sent_back_as_a_part_of_the_conversation(client):
-    reply = client.responses.create(input=ITEMS, **ASKED)
-    said = [*ITEMS, *[each.model_dump() for each in reply.output], {"role": "user", "content": "And?"}]
-    again = client.responses.create(input=said, **ASKED)
+    reply = client.responses.create(input=ITEMS, **FIELDS)
+    items = [*ITEMS, *[each.model_dump() for each in reply.output], {"role": "user", "content": "And?"}]
+    again = client.responses.create(input=items, **FIELDS)
     assert again.output_text == own(f"{WRITTEN}{reply.output_text}<user>And?<assistant>", 9)[0]
 
 
 def test_an_answer_that_ends_is_completed(client):
     text = own(WRITTEN, 9)[0]
-    reply = client.responses.create(input=ITEMS, extra_body={"stop": [text[3:5]]}, **ASKED)
+    reply = client.responses.create(input=ITEMS, extra_body={"stop": [text[3:5]]}, **FIELDS)
     assert reply.output_text == text[: text.index(text[3:5])]
     assert (reply.status, reply.incomplete_details, reply.output[0].status) == ("completed", None, "completed")
     assert reply.completed_at >= reply.created_at
@@ -57,8 +57,8 @@ def test_an_answer_that_ends_is_completed(client):
 
 def test_events_come_in_order_and_hold_the_whole_answer(client):
     more = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "extra_body": LOOK}
-    whole = client.responses.create(input=ITEMS, **more, **ASKED)
-    events = [*client.responses.create(input=ITEMS, stream=True, **more, **ASKED)]
+    whole = client.responses.create(input=ITEMS, **more, **FIELDS)
+    events = [*client.responses.create(input=ITEMS, stream=True, **more, **FIELDS)]
     assert [event.sequence_number for event in events] == [*range(len(events))]
     kinds = [event.type for event in events]
     assert kinds == [
@@ -157,7 +157,7 @@ def test_what_is_not_supported_is_refused_by_name(client, options, param, stream
     ],
 )
 def test_fields_that_change_nothing_are_accepted(client, neutral):
-    reply = client.responses.create(input=ITEMS, **neutral, **ASKED)
+    reply = client.responses.create(input=ITEMS, **neutral, **FIELDS)
     assert reply.output_text == own(WRITTEN, 9)[0]
     assert reply.metadata == neutral.get("metadata", {})
     assert reply.safety_identifier == neutral.get("safety_identifier")

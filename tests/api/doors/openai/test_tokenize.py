@@ -8,25 +8,25 @@ from tests.api.doors.openai.test_openai_package import CHAT, WRITTEN
 from tests.client.tiny_models import tokenizer
 
 
-def asked(http, **fields):
+def tokenize(http, **fields):
     return http.post("/v1/tokenize", json=fields)
 
 
 def test_the_tokens_of_a_text_are_those_of_the_tokenizer(http):
-    found = asked(http, model="encoder", prompt="the cat sat", return_token_strs=True).json()
+    found = tokenize(http, model="encoder", prompt="the cat sat", return_token_strs=True).json()
     expected = tokenizer()("the cat sat", return_offsets_mapping=True)
     assert found["tokens"] == found["labels"]["ids"] == expected["input_ids"]
     assert found["count"] == len(expected["input_ids"])
     assert found["token_strs"] == tokenizer().convert_ids_to_tokens(expected["input_ids"])
     words = [None if span is None else found["text"][slice(*span)] for span in found["labels"]["spans"]]
     assert [word for word in words if word] == ["the", "cat", "sat"]
-    bare = asked(http, model="encoder", prompt="the cat sat", add_special_tokens=False).json()
+    bare = tokenize(http, model="encoder", prompt="the cat sat", add_special_tokens=False).json()
     assert bare["tokens"] == tokenizer()("the cat sat", add_special_tokens=False)["input_ids"]
     assert "token_strs" not in bare or bare["token_strs"] is None
 
 
 def test_a_conversation_is_written_by_its_template(http):
-    found = asked(http, model="talker", messages=CHAT).json()
+    found = tokenize(http, model="talker", messages=CHAT).json()
     assert found["text"] == WRITTEN
     assert found["tokens"] == letters()(WRITTEN)["input_ids"]
     assert found["max_model_len"] == 2048
@@ -35,14 +35,14 @@ def test_a_conversation_is_written_by_its_template(http):
 
 
 def test_its_positions_are_those_of_attention_in_a_chat(http):
-    found = asked(http, model="talker", messages=CHAT).json()
+    found = tokenize(http, model="talker", messages=CHAT).json()
     chat = {"model": "talker", "messages": CHAT, "max_tokens": 1, "attention": {"layers": [0]}}
     (token,) = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["attention"]
     assert token["position"] == found["count"]
 
 
 def test_a_given_answer_has_the_labels_of_weights(http):
-    found = asked(http, model="talker", prompt="the cat", answer=" sat").json()
+    found = tokenize(http, model="talker", prompt="the cat", answer=" sat").json()
     weights = http.post("/v1/models/talker/weights", json={"text": "the cat", "answer": " sat"}).json()
     assert found["labels"] == weights["labels"]
     assert found["text"] == "the cat sat"
@@ -61,7 +61,7 @@ def test_a_given_answer_has_the_labels_of_weights(http):
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(http, fields, param):
-    refusal = asked(http, model="talker", **fields)
+    refusal = tokenize(http, model="talker", **fields)
     assert refusal.status_code == 400
     assert refusal.json()["error"]["param"] == param
 

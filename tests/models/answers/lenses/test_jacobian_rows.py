@@ -123,10 +123,10 @@ def test_lens_contributions_and_jacobians_are_those_of_transformer_lens(tmp_path
         tokens, targets = torch.tensor([ids]), [3, 5, 7]
         request = ModelLensRequest(tokens=ids, of=["hidden", "heads"], targets=targets, top_k=0)
         ours = LensRun(model, plan_lens(model, request, stream)).reply()
-        told = analysis.logit_lens(theirs, tokens, positions=None, targets=targets)
+        expected = analysis.logit_lens(theirs, tokens, positions=None, targets=targets)
         for number, layer in enumerate(ours.layers):
             label = "final_post" if number == len(ours.layers) - 1 else f"{number + 1}_pre"
-            near(layer.hidden.targets, told.values[told.labels.index(label)][0])
+            near(layer.hidden.targets, expected.values[expected.labels.index(label)][0])
         lens = analysis.JacobianLens.fit(
             theirs, [TEXT], corpus="words", dim_batch=8, max_seq_len=64, skip_first_positions=2, show_progress=False
         )

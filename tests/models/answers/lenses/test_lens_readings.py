@@ -91,7 +91,7 @@ def test_the_states_of_a_layer_read_by_the_models_norm_and_unembedding(family):
     seen, reply = Seen(family), lens(family, positions=[2, -1], top_k=2)
     base = seen.base()
     layers, norm = (base.h, base.ln_f) if family == "gpt2" else (base.layers, base.norm)
-    for layer, told in zip(layers, reply.layers, strict=True):
+    for layer, answer in zip(layers, reply.layers, strict=True):
         made = seen.made[layer]
         expected = (seen.model.lm_head(norm(made[0] if made.ndim == 3 else made)))[[2, -1]]
         if family == "granite":
@@ -100,7 +100,7 @@ def test_the_states_of_a_layer_read_by_the_models_norm_and_unembedding(family):
             expected = 2 * torch.tanh(expected / 2)
         if family == "cohere2":
             expected = expected * seen.model.config.logit_scale
-        near(told.hidden.targets, expected[:, TARGETS])
+        near(answer.hidden.targets, expected[:, TARGETS])
     assert reply.positions == [2, 8]
 
 
@@ -158,7 +158,7 @@ def test_the_parts_sum_to_the_logit(family):
         near(rest.others, 0 * rest.others, 2e-6)
 
 
-def test_layers_that_are_not_asked_for_are_among_the_others():
+def test_layers_that_are_not_requested_are_among_the_others():
     whole, part = lens("llama", of=["output"], top_k=0), lens("llama", of=["output"], layers=[1], top_k=0)
     rest = whole.rest
     near(part.rest.others, rest.others + rest.mlps[0] + whole.layers[0].output.targets)
@@ -167,8 +167,8 @@ def test_layers_that_are_not_asked_for_are_among_the_others():
 
 def test_the_largest_contributions_of_each_head_are_named():
     reply, every = lens("gpt2", of=["heads"], top_k=2, positions=[-1]), [*range(96)]
-    told = lens("gpt2", of=["heads"], top_k=0, positions=[-1], targets=every)
-    for layer, other in zip(reply.layers, told.layers, strict=True):
+    reply_of_targets = lens("gpt2", of=["heads"], top_k=0, positions=[-1], targets=every)
+    for layer, other in zip(reply.layers, reply_of_targets.layers, strict=True):
         best = np.sort(other.heads.targets, -1)[..., ::-1][..., :2]
         near(layer.heads.top.logits, best)
         near(np.take_along_axis(other.heads.targets, layer.heads.top.ids, -1), best)

@@ -35,8 +35,8 @@ def messages(image):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "the mat"}]}]
 
 
-def answered(kind, told, **fields):
-    request = validate(ChatCompletionRequest, {"model": kind, "messages": told, "max_tokens": 6, **fields})
+def answered(kind, conversation, **fields):
+    request = validate(ChatCompletionRequest, {"model": kind, "messages": conversation, "max_tokens": 6, **fields})
     model = loaded(kind)
     (whole,) = generate(model, request, plan_generation(model, request), lambda _: None).last
     return validate(ChatCompletion, orjson.loads(lines_of([whole]))).choices
@@ -47,10 +47,10 @@ def answered(kind, told, **fields):
 @pytest.mark.parametrize("options", [{"temperature": 0}, SAMPLED])
 def test_tokens_after_an_image_are_those_of_transformers(kind, options):
     image = noise(60, 44)
-    told = messages(image)
-    choices = answered(kind, told, attention={"top_k": 2}, **options)
+    conversation = messages(image)
+    choices = answered(kind, conversation, attention={"top_k": 2}, **options)
     reader, model = loaded(kind).reader, eager(kind)
-    text = reader.with_places([Message(**each) for each in told], 1, ChatForm()).text
+    text = reader.with_places([Message(**each) for each in conversation], 1, ChatForm()).text
     made = reader.processed(text, [Image.fromarray(image)], add_special_tokens=False)
     arguments = {name: x for name, x in made.items() if name in reader.names}
     drawn = {"temperature": options["temperature"], "top_p": 1.0, "top_k": 0} if options["temperature"] else {}
@@ -72,13 +72,13 @@ def test_conversations_that_run_beside_each_other_have_the_tokens_of_each_alone(
     model = loaded(kind)
     plain = [{"role": "user", "content": "the cat sat on the mat"}]
     requests = [
-        validate(ChatCompletionRequest, {"model": kind, "messages": told, "max_tokens": 7, "temperature": 0})
-        for told in (messages(noise(60, 44)), plain, messages(noise(24, 40)))
+        validate(ChatCompletionRequest, {"model": kind, "messages": conversation, "max_tokens": 7, "temperature": 0})
+        for conversation in (messages(noise(60, 44)), plain, messages(noise(24, 40)))
     ]
 
-    def together(asked):
+    def together(members):
         decoder = Decoder(model)
-        running = [Generation(decoder, each, plan_generation(model, each), lambda _: None) for each in asked]
+        running = [Generation(decoder, each, plan_generation(model, each), lambda _: None) for each in members]
         found = []
         try:
             for each in running:  # one comes a turn
@@ -95,11 +95,11 @@ def test_conversations_that_run_beside_each_other_have_the_tokens_of_each_alone(
 
 
 def test_keys_of_generated_tokens_are_places_among_the_labels_of_the_same_messages():
-    told = messages(noise(60, 44))
-    (choice,) = answered("gemma3", told, temperature=0, attention={"weights": True, "layers": [1]})
+    conversation = messages(noise(60, 44))
+    (choice,) = answered("gemma3", conversation, temperature=0, attention={"weights": True, "layers": [1]})
     reply = forward_reply(
         loaded("gemma3"),
-        ModelForwardRequest(messages=[Message(**each) for each in told], layers=[1], return_=["weights"]),
+        ModelForwardRequest(messages=[Message(**each) for each in conversation], layers=[1], return_=["weights"]),
     )
     count = len(reply.labels.tokens)
     assert choice.attention[0].position == count
@@ -108,15 +108,15 @@ def test_keys_of_generated_tokens_are_places_among_the_labels_of_the_same_messag
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "param"),
+    ("kind", "conversation", "param"),
     [
         ("gemma3", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": BROKEN}}]}], "messages"),
         ("llava", [{"role": "user", "content": "<image> what"}], "messages"),
     ],
 )  # fmt: skip
-def test_images_that_cannot_be_read_are_of_the_messages(kind, told, param):
+def test_images_that_cannot_be_read_are_of_the_messages(kind, conversation, param):
     with pytest.raises(InvalidRequest) as fault:
-        answered(kind, told)
+        answered(kind, conversation)
     assert fault.value.param == param
 
 

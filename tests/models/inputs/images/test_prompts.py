@@ -95,12 +95,12 @@ def test_a_marked_rectangle_changes_the_tokens_whose_labels_show_it_and_no_other
         for token in shown[:: max(1, len(shown) - 1)][:2]:
             region = middle_of(labels.rectangles[token])
             _, changed = states(marked(image, labels.rectangles[token]))
-            for (told, old), (_, new) in zip(plain, changed, strict=True):
+            for (label, old), (_, new) in zip(plain, changed, strict=True):
                 found = {*np.flatnonzero(abs(new - old).max(-1) > 1e-6).tolist()}
-                own = {at: told.rectangles[at] for at, each in enumerate(told.patches) if each and each[0] == 1}
+                own = {at: label.rectangles[at] for at, each in enumerate(label.patches) if each and each[0] == 1}
                 assert {at for at, each in own.items() if each and overlap(each, region, 0)} <= found
                 assert found <= {at for at, each in own.items() if each and overlap(each, region, MARGIN)}
-                assert told is not labels or len([at for at in found if told.crops[at] == told.crops[token]]) == 1
+                assert label is not labels or len([at for at in found if label.crops[at] == label.crops[token]]) == 1
 
 
 def overlap(rectangle, region, margin):
@@ -156,8 +156,8 @@ def test_an_image_stands_where_its_mark_or_its_part_says(kind):
 
     assert tokens(text=f"what is {mark} on") == ["what", "is", "on"]
     parts = [{"type": "text", "text": "what is"}, {"type": "image"}, {"type": "text", "text": "on"}]
-    told = tokens(messages=[{"role": "user", "content": parts}])
-    assert told == ["user", ":", "what", "is", "on", "assistant", ":"]
+    found = tokens(messages=[{"role": "user", "content": parts}])
+    assert found == ["user", ":", "what", "is", "on", "assistant", ":"]
     assert tokens(messages=[{"role": "user", "content": "the mat"}])[2:4] == ["the", "mat"]
     inside = forward_reply(
         loaded(kind), ModelForwardRequest(messages=[{"role": "user", "content": parts}], images=[image])
@@ -244,9 +244,9 @@ def test_the_place_of_a_sound_is_none_of_an_image(images):
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_a_place_for_an_image_that_did_not_come_is_refused(kind):
     """The place is the mark that the chat template writes, also where the processor puts another token there."""
-    told = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": TEXT}]}]
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": TEXT}]}]
     with pytest.raises(InvalidRequest, match="no image was sent"):
-        forward_reply(loaded(kind), ModelForwardRequest(messages=told))
+        forward_reply(loaded(kind), ModelForwardRequest(messages=messages))
 
 
 def test_images_side_by_side_are_refused_where_the_model_cannot_tell_them_apart():
@@ -260,9 +260,9 @@ def test_images_side_by_side_are_refused_where_the_model_cannot_tell_them_apart(
 def test_tokens_with_their_places_for_images_are_read_as_they_are():
     model, image = loaded("qwen3_vl"), sent(noise(*SIZE))
     prompted = forward_reply(model, ModelForwardRequest(text=TEXT, images=[image], return_=["logits"]))
-    told = forward_reply(model, ModelForwardRequest(tokens=prompted.labels.ids, images=[image], return_=["logits"]))
-    near(told.logits, prompted.logits)
-    assert told.labels.patches == prompted.labels.patches
+    reply = forward_reply(model, ModelForwardRequest(tokens=prompted.labels.ids, images=[image], return_=["logits"]))
+    near(reply.logits, prompted.logits)
+    assert reply.labels.patches == prompted.labels.patches
 
 
 def test_a_model_whose_images_cannot_be_read_reads_text_and_says_why():

@@ -215,9 +215,9 @@ def test_the_memory_of_windows_is_that_of_their_pairs():
     )
     for options in ({"return_weights": False}, {"layers": ["attention.0"]}):
         request = validate(ModelWeightsRequest, {"images": [sent(IMAGE)], "statistics": ["entropy"]} | options)
-        asked = check_request(model, request)
-        needed = ModelCosts(model).memory.needed_bytes(asked, request)
-        (held,) = peaks([partial(weights_reply, model, request, asked)])
+        checked = check_request(model, request)
+        needed = ModelCosts(model).memory.needed_bytes(checked, request)
+        (held,) = peaks([partial(weights_reply, model, request, checked)])
         assert held < needed < 4 * held
 
 

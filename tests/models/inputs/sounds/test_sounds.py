@@ -258,8 +258,8 @@ def test_edits_statistics_recordings_and_costs():
     )  # fmt: skip
     assert forward_reply(model, request).predictions[0].divergence > 0
     costs = ModelCosts(model)
-    asked = check_request(model, request)
-    assert costs.memory.needed_bytes(asked, request) > 4 * 4 * asked.inputs.text.length**2  # scores of the encoder
+    checked = check_request(model, request)
+    assert costs.memory.needed_bytes(checked, request) > 4 * 4 * checked.inputs.text.length**2  # scores of the encoder
     weights_reply(model, ModelWeightsRequest(audio=[sent(speech())], target="the", keep=True))
     recording = model.take_recording()
     assert len(recording.tokens["encoder"]) == 50 * SECONDS

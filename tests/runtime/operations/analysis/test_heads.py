@@ -48,7 +48,7 @@ def test_refused_numbers_name_the_field(recorded, weights):
     assert caught.value.param == "layers"
 
 
-def test_a_damaged_or_deleted_recording_is_told_apart(recorded):
+def test_a_damaged_recording_is_distinguished_from_a_deleted_one(recorded):
     path = recorded.store.path(recorded.recording)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InternalError, match="cannot be read"), recorded.opened(CPU):

@@ -63,8 +63,8 @@ def test_keys_and_values_that_are_no_queries_come_beside_them(widths):
     query, key, value = of.sizes.inputs
     sent = {"query": query} | ({"key": key} if key != query else {}) | ({"value": value} if value != key else {})
     x = {name: np.zeros((1, 64, width), np.float32) for name, width in sent.items()}
-    told = forward.prepare(of, ForwardRequest(**x), DEVICE.exact(), 2**26)
-    assert found.request == told.plan.peak_bytes
+    job = forward.prepare(of, ForwardRequest(**x), DEVICE.exact(), 2**26)
+    assert found.request == job.plan.peak_bytes
     wanted = gradients.prepare(of, GradientsRequest(**x, wrt=[*x, "parameters"]), DEVICE.exact(), 2**26)
     assert found.gradients == wanted.plan.peak_bytes
 
@@ -216,7 +216,7 @@ def test_time_has_an_interval_around_its_crossover():
     assert all(faster(length) for length in (wide.high, 2**14, 2**18))
 
 
-def test_equal_costs_have_no_crossover_and_a_width_is_looked_at_where_it_is_asked_for():
+def test_equal_costs_have_no_crossover_and_a_width_is_looked_at_on_request():
     reply = ask(compare=[{"label": "same"}], sweep={"dimension": "head_dim", "values": [16, 8, 64]})
     assert [(found.cheaper, found.at, found.searched) for found in reply.crossovers] == [(None, None, (8, 64))] * 3
     assert [found.of for found in reply.crossovers] == ["time", "peak_bytes", "flops"]
@@ -229,7 +229,7 @@ def test_one_that_costs_less_throughout_has_no_place_where_it_begins():
 
 
 @pytest.mark.slow
-def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
+def test_each_two_are_compared_and_each_is_reported_as_if_alone():
     others = [
         {"label": "grouped", "num_kv_heads": 2},
         {"label": "w", "spec": WINDOW},
@@ -246,17 +246,17 @@ def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
 
 
 def test_predicted_times_are_the_clocks():
-    asked = RequestedSubjects(None, raw(shape={"queries": 64, "past": 3}), place())
-    subject = asked.subject
+    subjects = RequestedSubjects(None, raw(shape={"queries": 64, "past": 3}), place())
+    subject = subjects.subject
     bound, cost, step = subject.base, cost_of(subject, subject.base), decode_step(subject.base)
     forward, gradients = subject.kernel_of(bound), subject.kernel_of(bound, "gradients")
-    for told, found, kind in (
+    for stated, found, kind in (
         (cost.predicted.forward, subject.forward(bound, forward), f"forward {forward} float32"),
         (cost.predicted.gradients, subject.gradients(bound, gradients), f"gradients {gradients} float32"),
         (cost.predicted.decode, subject.forward(step, subject.kernel_of(step)), f"forward {forward} float32"),
     ):
         estimate = DEVICE.clock.predict(found.total(), 4, kind)
-        assert (told.low_ms, told.median_ms, told.high_ms) == pytest.approx(
+        assert (stated.low_ms, stated.median_ms, stated.high_ms) == pytest.approx(
             (estimate.low * 1e3, estimate.median * 1e3, estimate.high * 1e3)
         )
     assert cost.predicted_ms == cost.predicted.forward.median_ms

@@ -18,7 +18,7 @@ from attention_service.runtime.operations.complexity import report
 from attention_service.runtime.operations.complexity.subjects import Place
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
-ROOM = 2**22
+FREE_BYTES = 2**22
 H, D = 2, 4
 APART = {"masks": [{"name": "global_tokens", "positions": [1], "projections": "separate"}]}
 MIXED = {"method": {"name": "linformer", "rank": 3, "length": 16}}
@@ -32,9 +32,9 @@ def module(spec):
 
 def cost(of, **fields):
     if isinstance(of, Module):
-        return report(of, ComplexityRequest.model_validate(fields), Place(DEVICE, ROOM, ROOM))
+        return report(of, ComplexityRequest.model_validate(fields), Place(DEVICE, FREE_BYTES, FREE_BYTES))
     request = RawComplexityRequest.model_validate({"num_heads": H, "head_dim": D, "spec": of} | fields)
-    return report(None, request, Place(DEVICE, ROOM, ROOM))
+    return report(None, request, Place(DEVICE, FREE_BYTES, FREE_BYTES))
 
 
 def request(of, queries, keys=None, past=0, dtype="float32", **more):
@@ -50,8 +50,8 @@ def request(of, queries, keys=None, past=0, dtype="float32", **more):
     if past:
         fields |= dict.fromkeys(("past_key", "past_value"), np.zeros((1, H, past, D), DTYPES[dtype]))
     if isinstance(of, Module):
-        return forward.prepare(of, ForwardRequest(**fields, **more), DEVICE.exact(), ROOM)
-    return forward.prepare(None, RawForwardRequest(**fields, **more, spec=of), DEVICE.exact(), ROOM)
+        return forward.prepare(of, ForwardRequest(**fields, **more), DEVICE.exact(), FREE_BYTES)
+    return forward.prepare(None, RawForwardRequest(**fields, **more, spec=of), DEVICE.exact(), FREE_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_shape_is_refused_where_its_request_is(of, shape, named, sent):
         (module(WRITTEN), {"queries": 4}),
     ],
 )
-def test_a_shape_that_a_request_can_have_is_told(of, shape):
+def test_a_shape_that_a_request_can_have_is_reported(of, shape):
     assert cost(of, shape=shape).costs[0].peak_bytes.request == request(of, **shape).plan.peak_bytes
 
 
@@ -99,8 +99,8 @@ def test_an_alternative_is_named_down_to_what_makes_a_shape_impossible():
 
 
 def test_what_holds_no_past_has_no_decode_step():
-    told = cost(module(APART), shape={"queries": 4}).costs[0]
-    assert (told.decode_kernel, told.executed.decode, told.predicted.decode) == (None, None, None)
+    costs = cost(module(APART), shape={"queries": 4}).costs[0]
+    assert (costs.decode_kernel, costs.executed.decode, costs.predicted.decode) == (None, None, None)
     assert cost(module({}), shape={"queries": 4}).costs[0].decode_kernel is not None
 
 
@@ -109,8 +109,8 @@ def test_what_holds_no_past_has_no_decode_step():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_each_dtype_costs_what_it_runs_as(dtype, taps):
     """Half types are not computed alike, and what is scored in float32 is answered in them."""
-    told = cost({}, shape={"queries": 40}, dtype=dtype, **{"return": taps}).costs[0]
+    costs = cost({}, shape={"queries": 40}, dtype=dtype, **{"return": taps}).costs[0]
     plan = request({}, 40, 40, dtype=dtype, return_=taps).plan
-    assert (told.kernel, told.executed_flops) == (plan.kernel, plan.flops)
-    assert told.peak_bytes.request == plan.peak_bytes
-    assert told.predicted_ms == pytest.approx(plan.predicted.median * 1e3)
+    assert (costs.kernel, costs.executed_flops) == (plan.kernel, plan.flops)
+    assert costs.peak_bytes.request == plan.peak_bytes
+    assert costs.predicted_ms == pytest.approx(plan.predicted.median * 1e3)

@@ -20,10 +20,10 @@ from attention_service.runtime.operations.complexity.measured_crossover import p
 from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects
 from attention_service.runtime.scheduling.budget import Budget
 
-ROOM = 2**30
+FREE_BYTES = 2**30
 
 
-class Told(Roofline):
+class KnownTimes(Roofline):
     """Says that fused attention takes a microsecond a token, and the others what they take at 500 tokens."""
 
     def predict(self, counts, itemsize, kind):
@@ -31,15 +31,15 @@ class Told(Roofline):
         return Estimate.within(1e-6 * tokens, 1.2)
 
 
-class Slow(Told):
+class Slow(KnownTimes):
     """A thousand times as long."""
 
     def predict(self, counts, itemsize, kind):
         return Estimate.within(1000 * super().predict(counts, itemsize, kind).median, 1.2)
 
 
-DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Told(Rates(1e11, 1e10, 1e-5)))
-PLACE = Place(DEVICE, ROOM, ROOM)
+DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, KnownTimes(Rates(1e11, 1e10, 1e-5)))
+PLACE = Place(DEVICE, FREE_BYTES, FREE_BYTES)
 OTHER = {"label": "other", "kernel": "materialized"}
 
 
@@ -57,7 +57,7 @@ def search(ratio, near, searched=(1, 2**20)):
 
 def answered(request, module=None, budget=None, place=PLACE):
     """The reply, how much was held while something ran, and what was run."""
-    budget = budget or Budget(ROOM, ROOM, lambda: 0, 4)
+    budget = budget or Budget(FREE_BYTES, FREE_BYTES, lambda: 0, 4)
     held = []
 
     async def run(work):
@@ -95,7 +95,7 @@ def test_there_is_none_where_the_ratio_does_not_pass_one_near_there(ratio):
         assert search(ratio, 1000) is None
 
 
-def test_a_place_that_noise_decides_is_not_told():
+def test_a_place_that_noise_decides_is_not_reported():
     """Ratios that hardly fall, and lie about the line by more than they fall."""
     rng = np.random.default_rng(3)
     noisy = [search(lambda size: (size / 1000) ** -0.05 * np.exp(rng.normal(0, 0.05)), 1000) for _ in range(20)]
@@ -112,7 +112,7 @@ def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
     """Predicted at 500 tokens; in truth, fused takes as long as the other at 400."""
     now = [0.0]
 
-    def prepare(module, request, device, room):
+    def prepare(module, request, device, free_bytes):
         seconds = 1e-5 * (request.query.shape[-2] if request.kernel == "fused" else 400)
         return SimpleNamespace(run=lambda: now.append(now.pop() + seconds))
 
@@ -126,13 +126,13 @@ def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
 
 
 @pytest.mark.slow
-def test_everything_is_run_as_it_would_be_asked_for_and_its_memory_is_admitted(monkeypatch):
+def test_everything_is_run_as_a_request_would_be_and_its_memory_is_admitted(monkeypatch):
     """Both are run, at sizes around the predicted one, with kernel, taps, dtype and projections as they are told."""
     ran = []
     real = measured_crossover.forward.prepare
 
-    def prepare(module, request, device, room):
-        job = real(module, request, device, room)
+    def prepare(module, request, device, free_bytes):
+        job = real(module, request, device, free_bytes)
         ran.append((module, request, job))
         return job
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_tried_is_left_untried(monkeypatch):
         assert set(times(reply).values()) == {None}
     small = Budget(2**16, 2**16, lambda: 0, 4)
     assert set(times(answered(raw(), budget=small)[0]).values()) == {None}
-    slow = Place(replace(DEVICE, clock=Slow(DEVICE.clock.rates)), ROOM, ROOM)
+    slow = Place(replace(DEVICE, clock=Slow(DEVICE.clock.rates)), FREE_BYTES, FREE_BYTES)
     assert set(times(answered(raw(), place=slow)[0]).values()) == {None}
 
 
@@ -180,9 +180,9 @@ def test_a_drawn_module_runs_by_its_own_spec():
     for spec in ({"qk_norm": {}}, {}, {"masks": [{"name": "causal"}]}):
         config = complete(ModuleConfig(d_model=16, num_heads=2, spec=spec))
         module = Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float32))
-        asked = ComplexityRequest.model_validate({"shape": {"queries": 64}})
-        bound = RequestedSubjects(module, asked, Place(device, ROOM, ROOM)).subject.at("length", 8)
+        complexity = ComplexityRequest.model_validate({"shape": {"queries": 64}})
+        bound = RequestedSubjects(module, complexity, Place(device, FREE_BYTES, FREE_BYTES)).subject.at("length", 8)
         made, request = plainest("materialized", bound, {"output"})
-        found = measured_crossover.forward.prepare(made, request, device, ROOM).run()["output"]
-        alone = measured_crossover.forward.prepare(made, request, replace(DEVICE), ROOM).run()["output"]
+        found = measured_crossover.forward.prepare(made, request, device, FREE_BYTES).run()["output"]
+        alone = measured_crossover.forward.prepare(made, request, replace(DEVICE), FREE_BYTES).run()["output"]
         np.testing.assert_array_equal(found, alone)

@@ -14,7 +14,7 @@ from attention_service.models.worker_messages import Message
 FOLDER = ModelFolder("one", Path("one"), {}, 0, 0, 0, "float32", None, None)
 
 
-class Told(WorkerProcess):
+class ProcessDouble(WorkerProcess):
     """A process that answers in the same turn; a request tells of its memory twice, as one with images does."""
 
     holds = False

@@ -22,8 +22,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from attention_client import Client
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -19,8 +19,9 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
     PredictedLogit,
 )
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device

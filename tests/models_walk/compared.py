@@ -37,8 +37,8 @@ from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.validation import validate
 from attention_contract.wire import to_json
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.answers.pair_similarity import pair_similarity_reply, plan_pair_similarity
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, generate, read_prompts

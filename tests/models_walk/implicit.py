@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from attention_contract.schemas.model_requests import ModelForwardRequest
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.float64_runs import in_float64

@@ -17,7 +17,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.runtime.device.torch_device import Device

@@ -13,8 +13,9 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
     PredictedLogit,
 )
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.loaded.model_description import model_info
 
 TEXTS = ["the cat sat", "the dog sat on the mat"]

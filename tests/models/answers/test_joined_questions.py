@@ -11,7 +11,8 @@ from attention_contract.tensor_files import from_pieces, to_safetensors
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.models.answers.joined_questions import group_of, joined_replies
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.loaded.checked_request import check_request
 
 TEXTS = [[3, 4, 5, 6], [8, 3, 7, 9, 10, 3, 4], [6, 5, 7, 8, 4]]

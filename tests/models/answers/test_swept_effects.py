@@ -9,7 +9,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.swept_effects import EffectsOfSweep
 
 TEXTS = [IDS, IDS[3:8]]

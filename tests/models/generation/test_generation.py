@@ -20,7 +20,8 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.openai import ChatCompletionRequest, Completion, CompletionRequest
 from attention_contract.validation import validate
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation

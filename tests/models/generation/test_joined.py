@@ -20,7 +20,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.generation import decoder as decoding
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts

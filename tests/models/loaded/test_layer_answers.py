@@ -18,8 +18,9 @@ from attention_contract.schemas.model_requests import (
 )
 from attention_contract.schemas.models import LayerTap
 from attention_contract.validation import validate
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.module_taps import MODULE_TAPS

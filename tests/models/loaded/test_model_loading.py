@@ -27,8 +27,8 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.models import ModelInfo
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info

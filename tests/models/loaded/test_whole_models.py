@@ -20,7 +20,7 @@ from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelWeightsRequest
-from attention_service.models.answers.model_inspection import weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.model_catalogue import find_folder
 from attention_service.models.server import worker_process
 from attention_service.models.server.model_environment import KeptPrefixes

@@ -13,8 +13,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 

@@ -4,8 +4,8 @@ import pytest
 from tests.models.small_models import FAMILIES, IDS, loaded
 
 from attention_contract.schemas.model_requests import ModelWeightsRequest
-from attention_service.models.answers import layer_statistics
-from attention_service.models.answers.model_inspection import weights_reply
+from attention_service.models.answers import model_weights
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.runtime.planning import blank_requests
 
@@ -22,10 +22,10 @@ def test_a_kind_has_the_layers_of_one_description(family):
 
 def test_alike_layers_of_texts_of_one_length_are_described_once(monkeypatch):
     model, made, bound = loaded("llama"), [], []
-    new_request, bind_statistics = blank_requests.new_request, layer_statistics.bind_statistics
+    new_request, bind_statistics = blank_requests.new_request, model_weights.bind_statistics
     monkeypatch.setattr(blank_requests, "new_request", lambda *some: made.append(some) or new_request(*some))
     monkeypatch.setattr(
-        layer_statistics, "bind_statistics", lambda *some, **more: bound.append(some) or bind_statistics(*some, **more)
+        model_weights, "bind_statistics", lambda *some, **more: bound.append(some) or bind_statistics(*some, **more)
     )
     blank_requests._raw_request.cache_clear()
     assert len(model.places) > 1

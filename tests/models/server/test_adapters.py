@@ -15,7 +15,7 @@ from tests.conftest import live_server
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest, ModelNotFound
 from attention_contract.schemas.model_requests import ModelForwardRequest
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.loaded.checked_request import read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles

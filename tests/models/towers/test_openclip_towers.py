@@ -29,7 +29,8 @@ from tests.models.towers.test_timm_towers import load
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.answers.pair_similarity import pair_similarity_reply, plan_pair_similarity
 from attention_service.models.model_catalogue import find_folder, listed
 

@@ -13,7 +13,7 @@ from tests.models.towers.plain_towers import ARE, CLASSES, SIZE, TIMM, run_timm,
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.inputs.images.tower_images import TowerImages
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import find_folder, listed

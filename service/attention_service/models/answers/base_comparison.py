@@ -12,7 +12,7 @@ from attention_contract.base import ABSENT, valid
 from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply, ModelWeightsRequest
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences
 from attention_service.models.answers.joined_questions import Question, group_of, joined_replies
-from attention_service.models.answers.model_inspection import weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 

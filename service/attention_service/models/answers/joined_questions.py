@@ -21,16 +21,10 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
 )
 from attention_contract.schemas.weights import HeadStatistics, TopKeys
-from attention_service.models.answers.model_inspection import (
-    forward_pass,
-    forward_reply,
-    layer_weights,
-    may_have_more_rows,
-    weights_pass,
-    weights_reply,
-)
+from attention_service.models.answers.model_forward import forward_pass, forward_reply
+from attention_service.models.answers.model_weights import layer_weights, weights_pass, weights_reply
 from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
-from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.checked_request import CheckedRequest, may_have_more_rows
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.schemas.model_requests import ModelForwardRequest
-from attention_service.models.answers.model_inspection import every_logit
+from attention_service.models.answers.model_forward import every_logit
 from attention_service.models.generation.completion_objects import Json, Token
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.token_logprobs import logprob_of

@@ -18,7 +18,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_service.core.cancellation import checkpoint, deadline
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.generation.completion_objects import CompletionObjects, Json, Token
 from attention_service.models.generation.decode_attention import RowEdits, preparing
 from attention_service.models.generation.decoder import Decoder, Step

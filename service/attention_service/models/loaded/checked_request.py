@@ -1,7 +1,7 @@
 """A request to a model, checked: its input, and the layers that it names."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -14,10 +14,12 @@ from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.key_stacks import extended, in_windows, joined
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import NOTHING, LayerTask
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
 from attention_service.models.passes.implicit_layers import is_by_channel
 from attention_service.models.passes.layer_keys import LayerWindows
 from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.selection import bind_selection
 from attention_transformers.model_layers import LayerKey
 
 IMPLICIT: Final = "its weights are implicit: they may be negative, and their rows need not sum to one"
@@ -26,6 +28,12 @@ IMPLICIT: Final = "its weights are implicit: they may be negative, and their row
 _OF_ALL = frozenset({"logits", "pooled", "tokens", "embeddings"})
 """Names of what no layer has."""
 LayerRequest = ModelForwardRequest | ModelWeightsRequest | ModelGradientsRequest
+Ask = Callable[[AttentionPlace, BoundRequest], LayerTask]
+"""Makes the task at the layers of one kind, of which it gets one."""
+LONGEST: Final = 2048
+"""Tokens of a text up to which its question is answered together with others."""
+TEXT_ARGUMENTS: Final = frozenset({"input_ids", "attention_mask", "position_ids"})
+"""The arguments of models whose texts can be filled up with those of others."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,56 @@ def read_request(loaded: LoadedModel, request: LayerRequest) -> CheckedRequest:
                     f"no recording holds layer {place.key}: {IMPLICIT}; leave keep or the layer out",
                 )
     return checked
+
+
+def layer_tasks(
+    loaded: LoadedModel, checked: CheckedRequest, request: ModelForwardRequest | ModelWeightsRequest, ask: Ask
+) -> dict[LayerKey, LayerTask]:
+    """The tasks of a pass at the layers that a request names, and the edits of all. Raises InvalidRequest."""
+    if request.keep and (checked.inputs.several or request.select is not None or request.average_heads):
+        raise InvalidRequest.at(
+            "keep",
+            "a recording holds every head and query of one text; leave select and average_heads out, and send one text",
+        )
+    of_kind: dict[Hashable, LayerTask] = {}
+    for place, _ in checked.kinds:
+        if request.keep and place.windows is not None:
+            raise InvalidRequest.at(
+                "keep",
+                f"layer {place.key} attends within windows, whose weights have no tokens in common with those of other "
+                "layers, so that no recording holds them; leave keep out",
+            )
+        if request.keep:
+            place.check_tap("hidden", "keep")
+        bound = checked.bound(place)
+        task = ask(place, bound)
+        of_kind[place.kind] = replace(
+            task,
+            selection=task.selection if request.select is None else bind_selection(request.select, bound),
+            whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
+            batched=checked.several(place),
+            query_mask=checked.queries(place).mask,
+        )
+    found: dict[LayerKey, LayerTask] = {place.key: of_kind[place.kind] for place in checked.places}
+    for key, edits in checked.edits.items():
+        place = loaded.place_of(key)
+        real = checked.keys(place).mask
+        found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
+    return found
+
+
+def may_have_more_rows(
+    loaded: LoadedModel, request: ModelForwardRequest | ModelWeightsRequest, checked: CheckedRequest
+) -> bool:
+    """True if the pass of a request may have further rows, which change none of its own."""
+    inputs = checked.inputs
+    places = [*[place for place, _ in checked.kinds], *[loaded.place_of(key) for key in checked.edits]]
+    seen = inputs.media or inputs.target or request.images or set(inputs.arguments) - TEXT_ARGUMENTS
+    # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
+    if request.alone or request.keep or seen or loaded.head.unit == "choice" or not loaded.stacks_texts:
+        return False
+    others = {(place.keys_of, place.mixes) for place in places} - {("tokens", "attention")}
+    return inputs.text.length <= LONGEST and not others
 
 
 def _has_too_many(place: AttentionPlace, request: LayerRequest) -> bool:

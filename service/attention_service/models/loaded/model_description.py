@@ -55,8 +55,8 @@ def unseen_layers(loaded: LoadedModel) -> dict[LayerKey, str]:
     return found
 
 
-def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
-    """The fields of a reply that tell of the input and of the run; ``joined``: the requests that shared it."""
+def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass) -> dict[str, Any]:
+    """The fields of a reply that tell of the input and of the run."""
     inputs = checked.inputs
     labels = {"labels": loaded.reader.labels(inputs.predicted)}
     if inputs.target is not None:
@@ -74,10 +74,10 @@ def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPa
         fields["key_labels"] = {
             key: value if inputs.several or key in cut else value[0] for key, value in named.items()
         }
-    return fields | {"ran": model_ran(loaded, asking, checked.adapter, joined)}
+    return fields | {"ran": model_ran(loaded, asking, checked.adapter)}
 
 
-def model_ran(loaded: LoadedModel, asking: AttentionPass, adapter: Adapter | None, joined: int = 1) -> ModelRan:
+def model_ran(loaded: LoadedModel, asking: AttentionPass, adapter: Adapter | None) -> ModelRan:
     """The run of a pass, by the model or by one of its adapters."""
     return ModelRan(
         model=loaded.name,
@@ -88,7 +88,6 @@ def model_ran(loaded: LoadedModel, asking: AttentionPass, adapter: Adapter | Non
         compute_ms=1e3 * (time.perf_counter() - asking.started),
         queue_ms=0.0,
         peak_bytes=0,
-        joined=joined,
         weights=weights_with(loaded, adapter),
     )
 

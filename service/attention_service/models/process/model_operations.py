@@ -29,8 +29,9 @@ from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.lenses.residual_stream import ResidualStream, find_stream
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.answers.pair_similarity import (
     image_bytes,
     images_of,

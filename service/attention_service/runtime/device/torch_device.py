@@ -384,10 +384,10 @@ def _product_flops(side: int, dtype: torch.dtype, device: torch.device) -> float
     return 2 * side**3 / _median_seconds(lambda: a @ a, device)
 
 
-def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
+def _median_seconds(work: Callable[[], object], device: torch.device) -> float:
     # On a CPU the processor's time, which other load does not lengthen.
     now, times = time.perf_counter if device.type == "cuda" else time.thread_time, []
-    for _ in range(rounds + 1):
+    for _ in range(6):  # the first warms up
         started = now()
         work()
         if device.type == "cuda":

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.inputs.images.image_decoding import decoding_bytes
 from attention_service.models.loaded.checked_request import check_request

@@ -12,7 +12,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequest
 from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
-from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, generate, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation

@@ -11,7 +11,8 @@ from tests.models_walk.compared import eager_weights
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.rollout import RecordingRolloutRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.modules.recording_store import RecordingStore

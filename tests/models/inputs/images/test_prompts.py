@@ -13,8 +13,9 @@ from tests.models_walk.compared import eager_weights
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -14,8 +14,9 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequest
 from attention_contract.validation import validate
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation

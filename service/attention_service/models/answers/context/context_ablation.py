@@ -9,13 +9,11 @@ from attention_contract.schemas.attention import Edit
 from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.answers.given_answers import answer_logs, answer_places
 from attention_service.models.inputs.input_stacks import Inputs, Tokens
+from attention_service.models.loaded.checked_request import TEXT_ARGUMENTS
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_transformers.model_layers import LayerKey
-
-_ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids"})
-"""The arguments of models whose texts can be rows of one pass."""
 
 
 def joins(loaded: LoadedModel, plan: ContextPlan) -> bool:
@@ -26,7 +24,7 @@ def joins(loaded: LoadedModel, plan: ContextPlan) -> bool:
     """
     if loaded.implicit or model_info(loaded)["unseen"]:
         return False
-    computed = loaded.attention.way == "computed" and not set(plan.inputs.arguments) - _ARGUMENTS
+    computed = loaded.attention.way == "computed" and not set(plan.inputs.arguments) - TEXT_ARGUMENTS
     return computed and all(place.keys_of == "tokens" for place in plan.places)
 
 

@@ -1,25 +1,48 @@
-"""The statistics of a request for weights at one layer: token ids, and the tokens of named parts of the text."""
+"""The weights of a model's heads, and statistics of them."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_requests import ModelWeightsRequest, Passage
-from attention_contract.schemas.weights import NEEDS_NEEDLE, StatisticOptions
+from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply, ModelWeightsRequest, Passage
+from attention_contract.schemas.weights import (
+    NEEDS_NEEDLE,
+    HeadStatistics,
+    StatisticOptions,
+    TopKeys,
+    WeightsDifferences,
+    WeightsRequest,
+)
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
+from attention_service.core.problem import Problem
 from attention_service.models.answers.given_answers import check_answers
+from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.conversations import ANSWER, ChatForm
-from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.checked_request import CheckedRequest, layer_tasks, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import run_fields
+from attention_service.models.passes.attention_pass import AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
+from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
+from attention_service.runtime.binding.bound_statistics import (
+    BoundStatistics,
+    bind_statistics,
+    check_able,
+    check_sink_mass,
+)
+from attention_service.runtime.scheduling.operation import Fields
+from attention_transformers.model_layers import LayerKey
 
-_AT = "statistic_options"
+_AT: Final = "statistic_options"
 
 
 @dataclass(frozen=True)
@@ -32,7 +55,89 @@ class NamedKeys:
     """``[B, Q]``: the token of an answer after each query; −2 for a query that predicts none of it."""
 
 
-def named_keys(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> NamedKeys:
+def weights_pass(
+    loaded: LoadedModel,
+    request: ModelWeightsRequest,
+    checked: CheckedRequest,
+    unedited: Mapping[LayerKey, Problem] | None = None,
+) -> AttentionPass:
+    """Return the pass of a request for weights; ``unedited``: their attentions without the edits.
+
+    Raises InvalidRequest.
+    """
+    inspected = _inspection(request)
+    check_able(request.statistics, NEEDS_NEEDLE.union(*(place.own_statistics for place, _ in checked.kinds)))
+    check_sink_mass(request.statistics, chain.from_iterable(checked.edits.values()))
+    named = _named_keys(loaded, request, checked)
+    statistics: dict[Hashable, BoundStatistics] = {}
+
+    def task(place: AttentionPlace, bound: BoundRequest) -> LayerTask:
+        sinks = "sink_mass" in place.own_statistics
+        over = place.queries, place.keys, place.compression, place.mixes, sinks
+        if over not in statistics:
+            statistics[over] = _layer_statistics(request, checked, named, place, bound)
+        share = CHOSEN_SHARE in (request.statistics or ())
+        return LayerTask(weights=inspected, statistics=statistics[over], chosen_share=share)
+
+    tasks = layer_tasks(loaded, checked, request, task)
+    before = unedited or {}
+    return AttentionPass(
+        tasks | {layer: replace(tasks[layer], before=before[layer]) for layer in tasks.keys() & before}
+    )
+
+
+@torch.no_grad()
+def weights_reply(
+    loaded: LoadedModel,
+    request: ModelWeightsRequest,
+    checked: CheckedRequest | None = None,
+    own: Sequence[OwnTexts] = (),
+) -> ModelWeightsReply:
+    """Return what each head of each layer looks at; ``checked``: the request, if it was read before.
+
+    ``own``: the texts of requests with edits, if several share the pass.
+    Raises InvalidRequest that names the field at fault.
+    """
+    checked = checked or read_request(loaded, request)
+    unedited = KeptAttentions([place.key for place in checked.places])
+    if request.compare and any(checked.edits.values()):
+        loaded.run(checked.inputs.arguments, unedited, logits=torch.tensor([0]))
+    asking = weights_pass(loaded, request, checked, unedited.problems)
+    asking.started, asking.own = unedited.started, own
+    states = LayerStates(loaded.all_places, asking)
+    with states.reading(checked.places, output=False, hidden=request.keep):
+        loaded.run(checked.inputs.arguments, asking, logits=torch.tensor([0]))
+    found = asking.take()
+    layers = [
+        layer_weights(place.key, found[place.key], implicit=place.mixes != "attention") for place in checked.places
+    ]
+    loaded.recording = recording_of(loaded, request, checked.inputs, found, states) if request.keep else None
+    return valid(ModelWeightsReply, {"layers": layers} | run_fields(loaded, checked, asking))
+
+
+def layer_weights(key: LayerKey, found: Fields, *, implicit: bool = False) -> LayerWeights:
+    """The results of an inspection as part of the reply."""
+    fields = {name: value for name, value in found.items() if name != "whole"}
+    if implicit:
+        fields["implicit"] = True
+    fields["statistics"] = valid(HeadStatistics, fields["statistics"])
+    if "top" in fields:
+        fields["top"] = valid(TopKeys, fields["top"])
+    if "differences" in fields:
+        changed = dict(fields["differences"])
+        fields["differences"] = valid(
+            WeightsDifferences, changed | {"statistics": valid(HeadStatistics, changed["statistics"])}
+        )
+    return valid(LayerWeights, {"layer": key, **fields})
+
+
+def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
+    """The request as it is to each layer, without its edits."""
+    names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare")
+    return valid(WeightsRequest, {name: getattr(request, name) for name in names})
+
+
+def _named_keys(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> NamedKeys:
     """Find the tokens of passages and of the needle. Raises InvalidRequest that names the field at fault."""
     options, names = request.statistic_options, NEEDS_NEEDLE.intersection(request.statistics or ())
     if names and options.needle is None:
@@ -58,7 +163,7 @@ def named_keys(loaded: LoadedModel, request: ModelWeightsRequest, checked: Check
     return NamedKeys(passages, _tokens_of(checked, texts, options.needle, f"{_AT}.needle"), following)
 
 
-def layer_statistics(
+def _layer_statistics(
     request: ModelWeightsRequest, checked: CheckedRequest, named: NamedKeys, place: AttentionPlace, bound: BoundRequest
 ) -> BoundStatistics:
     """The statistics of one layer. Raises InvalidRequest."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from attention_contract.errors import InvalidCheckpoint
+from attention_service.modules.checkpoints.quantized_numbers import PACKED_BITS, scaled, spread, unlike, unpacked
 
 QUANTIZATION: Final = "quantization_config", "quantization"
 """Names of the entry; the second is MLX's."""
@@ -31,7 +31,6 @@ _OF_ACTIVATIONS: Final = frozenset(
     {"input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "weight_format"}
 )
 """Tensors of a module by which activations are rounded, which happens nowhere here."""
-_PACKED: Final = 32
 _TORCHAO: Final = {
     "Int8WeightOnlyConfig": "int8", "Int8DynamicActivationInt8WeightConfig": "int8",
     "Float8WeightOnlyConfig": "FP8", "Float8DynamicActivationFloat8WeightConfig": "FP8",
@@ -98,7 +97,7 @@ def _fp8(stated: Mapping[str, Any]) -> QuantizedForm | str:
         return f"its weight_block_size is {str(block)[:40]}; expected two sizes"
 
     def unpack(prefix: str, read: Read) -> Tensor:
-        return _scaled(read(f"{prefix}weight").float(), read(f"{prefix}weight_scale_inv"), prefix, block=block)
+        return scaled(read(f"{prefix}weight").float(), read(f"{prefix}weight_scale_inv"), prefix, block=block)
 
     return QuantizedForm("FP8", "weight", frozenset({"weight", "weight_scale_inv"}), unpack, _stored)
 
@@ -118,7 +117,7 @@ def _compressed(stated: Mapping[str, Any]) -> QuantizedForm | str:
 
         def plain(prefix: str, read: Read) -> Tensor:
             zero = _optional(read, f"{prefix}weight_zero_point")
-            return _scaled(read(f"{prefix}weight").float(), read(f"{prefix}weight_scale"), prefix, zero, block)
+            return scaled(read(f"{prefix}weight").float(), read(f"{prefix}weight_scale"), prefix, zero, block)
 
         label = "FP8" if numbers == {"float8"} else "int8"
         return QuantizedForm(f"compressed-tensors {label}", "weight", parts, plain, _stored)
@@ -128,15 +127,15 @@ def _compressed(stated: Mapping[str, Any]) -> QuantizedForm | str:
 
         def packed(prefix: str, read: Read) -> Tensor:
             rows, columns = (int(size) for size in read(f"{prefix}weight_shape").tolist())
-            stored = _unpacked(read(f"{prefix}weight_packed"), bits)[:, :columns]
+            stored = unpacked(read(f"{prefix}weight_packed"), bits)[:, :columns]
             zero = _optional(read, f"{prefix}weight_zero_point")
             if zero is not None:  # packed along the rows
-                zero = _unpacked(zero.T.contiguous(), bits)[:, :rows].T - 2.0 ** (bits - 1)
+                zero = unpacked(zero.T.contiguous(), bits)[:, :rows].T - 2.0 ** (bits - 1)
             order = _optional(read, f"{prefix}weight_g_idx")
             scale = read(f"{prefix}weight_scale")
             if order is not None and int(order.min()) >= 0:
                 scale, zero = scale[:, order.long()], None if zero is None else zero[:, order.long()]
-            return _scaled(stored - 2.0 ** (bits - 1), scale, prefix, zero)
+            return scaled(stored - 2.0 ** (bits - 1), scale, prefix, zero)
 
         def size(prefix: str, _: Shape, read: Read) -> Sequence[int]:
             return [int(each) for each in read(f"{prefix}weight_shape").tolist()]
@@ -153,20 +152,20 @@ def _gptq(stated: Mapping[str, Any]) -> QuantizedForm | str:
     width, offset = int(bits), 0 if stated.get("checkpoint_format") == "gptq_v2" else 1
 
     def unpack(prefix: str, read: Read) -> Tensor:
-        stored = _unpacked(read(f"{prefix}qweight").T.contiguous(), width).T
+        stored = unpacked(read(f"{prefix}qweight").T.contiguous(), width).T
         scales = read(f"{prefix}scales").float()
-        zeros = _unpacked(read(f"{prefix}qzeros"), width)[:, : scales.shape[1]] + offset
+        zeros = unpacked(read(f"{prefix}qzeros"), width)[:, : scales.shape[1]] + offset
         order = _optional(read, f"{prefix}g_idx")
         if order is None:
             order = torch.arange(len(stored)) // math.ceil(len(stored) / len(scales))
         if len(stored) != len(order) or int(order.max()) >= len(scales):
-            raise _unlike(prefix, "g_idx", order.shape, stored.shape)
+            raise unlike(prefix, "g_idx", order.shape, stored.shape)
         order = order.long()
         return ((stored - zeros[order]) * scales[order]).T.contiguous()
 
     def size(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
         rows, columns = shape(f"{prefix}qweight")
-        return columns, rows * (_PACKED // width)
+        return columns, rows * (PACKED_BITS // width)
 
     parts = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     return QuantizedForm(f"GPTQ int{width}", "qweight", parts, unpack, size)
@@ -178,14 +177,14 @@ def _awq(stated: Mapping[str, Any]) -> QuantizedForm | str:
         return f"AWQ of {bits} bits and version {version[:40]} is not read; 4 bits of version gemm are"
 
     def columns(x: Tensor) -> Tensor:
-        nibbles = _unpacked(x, 4)
+        nibbles = unpacked(x, 4)
         return nibbles.view(len(x), -1, 8)[:, :, list(_AWQ_ORDER)].reshape(len(x), -1)
 
     def unpack(prefix: str, read: Read) -> Tensor:
         stored, scales = columns(read(f"{prefix}qweight")), read(f"{prefix}scales").float()
         zeros = columns(read(f"{prefix}qzeros"))
         if len(stored) % len(scales) or scales.shape != zeros.shape:
-            raise _unlike(prefix, "scales", scales.shape, stored.shape)
+            raise unlike(prefix, "scales", scales.shape, stored.shape)
         each = len(stored) // len(scales)
         return ((stored - zeros.repeat_interleave(each, 0)) * scales.repeat_interleave(each, 0)).T.contiguous()
 
@@ -249,7 +248,7 @@ def _torchao(stated: Mapping[str, Any]) -> QuantizedForm | str:
 
     def unpack(prefix: str, read: Read) -> Tensor:
         zero, before = (_optional(read, f"{prefix}_weight_{part}") for part in ("zero_point", "act_pre_scale"))
-        found = _scaled(read(f"{prefix}_weight_qdata").float(), read(f"{prefix}_weight_scale"), prefix, zero)
+        found = scaled(read(f"{prefix}_weight_qdata").float(), read(f"{prefix}_weight_scale"), prefix, zero)
         return found if before is None else found * before.float()  # which multiplies what the layer reads
 
     def size(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
@@ -288,13 +287,13 @@ def _mlx(stated: Mapping[str, Any]) -> QuantizedForm | str:
         return int((own if isinstance(own, Mapping) else {}).get("bits", stated["bits"]))
 
     def unpack(prefix: str, read: Read) -> Tensor:
-        numbers = _unpacked(read(f"{prefix}weight"), bits_of(prefix))
+        numbers = unpacked(read(f"{prefix}weight"), bits_of(prefix))
         biases = read(f"{prefix}biases")
-        return _scaled(numbers, read(f"{prefix}scales"), prefix) + _spread(biases, numbers, prefix, None)
+        return scaled(numbers, read(f"{prefix}scales"), prefix) + spread(biases, numbers, prefix, None)
 
     def size(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
         *rows, words = shape(f"{prefix}weight")
-        return *rows, words * (_PACKED // bits_of(prefix))
+        return *rows, words * (PACKED_BITS // bits_of(prefix))
 
     return QuantizedForm(f"MLX int{stated['bits']}", "weight", frozenset({"weight", "scales", "biases"}), unpack, size)
 
@@ -304,9 +303,6 @@ _FORMS: Final[Mapping[str, Callable[[Mapping[str, Any]], QuantizedForm | str]]] 
     "torchao": _torchao, "mlx": _mlx,
 }  # fmt: skip
 """Each ``quant_method`` that is read. MLX's files have none."""
-
-
-# ── their numbers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _is_size(value: object) -> bool:
@@ -322,41 +318,3 @@ def _optional(read: Read, name: str) -> Tensor | None:
         return read(name)
     except KeyError:
         return None
-
-
-def _unpacked(x: Tensor, bits: int) -> Tensor:
-    """Unsigned numbers ``[rows, columns · 32 / bits]``, as float, of int32 ``[rows, columns]``, lowest bits first."""
-    shifts = torch.arange(0, _PACKED, bits)
-    found: Tensor = ((x.to(torch.int64)[:, :, None] >> shifts) & (2**bits - 1)).flatten(1).float()
-    return found
-
-
-def _scaled(
-    stored: Tensor, scale: Tensor, prefix: str, zero: Tensor | None = None, block: Sequence[int] | None = None
-) -> Tensor:
-    """Numbers ``[rows, columns]`` less their zero point, times their scale.
-
-    Each of these is for a block of so many rows and columns, by default of equal ones.
-    """
-    if zero is not None:
-        stored = stored - _spread(zero, stored, prefix, block)
-    return stored * _spread(scale, stored, prefix, block)
-
-
-def _spread(x: Tensor, stored: Tensor, prefix: str, block: Sequence[int] | None) -> Tensor:
-    each = x.float().reshape(1, 1) if x.numel() == 1 else x.float()
-    each = each[:, None] if each.ndim == 1 else each
-    sizes = zip(stored.shape, each.shape, block or (0, 0), strict=False)
-    steps = [step if step and count > 1 else size // max(count, 1) for size, count, step in sizes]
-    counts = [math.ceil(size / max(step, 1)) for size, step in zip(stored.shape, steps, strict=True)]
-    if each.ndim != stored.ndim or counts != [*each.shape]:
-        raise _unlike(prefix, "scale", x.shape, stored.shape)
-    for dim, step in enumerate(steps):
-        each = each.repeat_interleave(step, dim).narrow(dim, 0, stored.shape[dim])
-    return each
-
-
-def _unlike(prefix: str, part: str, found: Sequence[int], stored: Sequence[int]) -> InvalidCheckpoint:
-    return InvalidCheckpoint.at(
-        "checkpoint", f"{prefix}{part} of shape {[*found]} does not fit the stored weight of shape {[*stored]}"
-    )

@@ -8,7 +8,7 @@ import torch
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, MessagePart, ModelInput, TextPart
 from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
-from attention_service.models.inputs.input_stacks import Inputs, Span, Tokens, parted_answer
+from attention_service.models.inputs.input_stacks import Inputs, Span, Stack, Tokens, parted_answer
 from attention_service.models.inputs.model_inputs import InputReader, medium_of
 
 
@@ -87,6 +87,17 @@ class MediaPrompts(InputReader):
         tokens = tokens_of(made, len(before))
         tokens = tokens if request.answer is None else parted_answer(tokens, len(text))
         return made, tokens, "text" if request.text else self.field
+
+    def stack(self, tokens: Tokens, shown: Sequence[str | None], **sources: Any) -> Stack:
+        """The tokens of one text. ``shown``: the names of those that are parts of images or sounds, None of others.
+
+        ``sources``: the parts that they are, by the field of ``Stack``.
+        """
+        named = zip(self.readable(tokens.ids), shown, strict=True)
+        names = [name if own is None else own for name, own in named]
+        parts = None if tokens.parts is None else [tokens.parts]
+        ids = torch.tensor([tokens.ids], device=self._device)
+        return Stack(ids, None, [tokens.spans], [names], parts=parts, **sources)
 
     def processed(self, text: str, media: Sequence[Any], **options: Any) -> dict[str, Any]:
         """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""

@@ -95,17 +95,11 @@ class PromptInputs(MediaPrompts):
         self.check(tokens.ids, field, images=True)
         self._check_apart(tokens.ids, made, field)
         crops = [self.crops(*image.size) for image in images]
-        ids = torch.tensor([tokens.ids], device=self._device)
         parts = self._parts(tokens.ids, crops, made)
         tiled = any(len(several) > 1 for several in crops)
-        names = [
-            patch_name(part, len(images), crops=tiled) if isinstance(part, Patch) else part or name
-            for name, part in zip(self.readable(tokens.ids), parts, strict=True)
-        ]
+        shown = [patch_name(part, len(images), crops=tiled) if isinstance(part, Patch) else part for part in parts]
         patches = [part if isinstance(part, Patch) else None for part in parts]
-        stack = Stack(
-            ids, None, [tokens.spans], [names], [patches], parts=None if tokens.parts is None else [tokens.parts]
-        )
+        stack = self.stack(tokens, shown, patches=[patches])
         return Inputs(False, stack, None, self._arguments(made), self._vision_stack(made, crops))
 
     def sized(self, width: int, height: int) -> SizedImage:

@@ -83,14 +83,9 @@ class SoundPrompts(MediaPrompts):
                 )
         made, tokens, field = self.prompt(request, [sound.samples for sound in sounds])
         self.check(tokens.ids, field, sounds=True)
-        ids = torch.tensor([tokens.ids], device=self._device)
-        parts = None if tokens.parts is None else [tokens.parts]
         seconds = self._seconds(tokens.ids, sounds, field)
-        names = [
-            name if each is None else f"{each[0]:.2f} s"
-            for name, each in zip(self.readable(tokens.ids), seconds, strict=True)
-        ]
-        stack = Stack(ids, None, [tokens.spans], [names], parts=parts, seconds=[seconds])
+        shown = [None if each is None else f"{each[0]:.2f} s" for each in seconds]
+        stack = self.stack(tokens, shown, seconds=[seconds])
         return Inputs(False, stack, None, self._arguments(made), self._heard(sounds))
 
     def check(self, ids: Sequence[int], param: str, *, sounds: bool = False) -> None:

@@ -18,7 +18,6 @@ from attention_client.calls.question_calls import Questions
 from attention_client.connection_settings import (
     LIMITS,
     ApiKey,
-    Policy,
     StreamSettings,
     address_of,
     all_headers,
@@ -28,7 +27,7 @@ from attention_client.connection_settings import (
 )
 from attention_client.plots import AsyncPlot, Plot, picture_request
 from attention_client.raw_responses import kept_response
-from attention_client.retry import Attempts
+from attention_client.retry import Attempts, CallPolicy
 from attention_client.trace_context import trace_requests
 from attention_contract.schemas.picture_options import PictureFields, PictureFormat
 
@@ -57,7 +56,7 @@ class Exchange(Generic[ReplyT]):
     attempts: Attempts
 
     @classmethod
-    def of(cls, call: Call[ReplyT], policy: Policy) -> "Exchange[ReplyT]":
+    def of(cls, call: Call[ReplyT], policy: CallPolicy) -> "Exchange[ReplyT]":
         """Encode a call under the policy of its client."""
         if (picture := picture_request.get()) is not None:
             call = picture.drawn(call)
@@ -124,7 +123,7 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
         transport: TransportT | None = None,
         http: HttpT | None = None,
     ) -> None:
-        self._policy = Policy(timeout, retries, media_type)
+        self._policy = CallPolicy(timeout, retries, media_type)
         self._owns_http = http is None
         given_alone(http, headers=headers, api_key=api_key, transport=transport)
         self._http: HttpT = http or self._connections(

@@ -3,57 +3,23 @@
 import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Final, get_args
+from typing import Final
 from urllib.request import getproxies
 
 import httpx
 from pydantic import SecretStr
 
-from attention_client.calls import CallOptions, MediaType
 from attention_client.environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
+from attention_client.retry import CallPolicy
 
 ApiKey = str | SecretStr
 OWN_VERSION: Final = version("attention-service")
 LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
 """httpx's own, but every connection may be kept: calls that run side by side are mostly followed by as many."""
-
-
-_LONGEST: Final = 2**31 // 1000 - 1
-"""Seconds, about 24 days: a socket counts its timeout in milliseconds of 32 bits."""
 _OF_HTTP: Final = frozenset({"accept", "accept-encoding", "connection"})
 """Headers that a WebSocket's handshake has values of its own for, or none."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The deadline of each call, its repeats, its headers beside the connection's, and how tensors travel."""
-
-    timeout: float | None
-    retries: int | None
-    media_type: MediaType
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def changed(self, options: CallOptions) -> "Policy":
-        """Return the settings with these in place of the same ones; headers are added."""
-        if not options:
-            return self
-        if unknown := options.keys() - CallOptions.__annotations__.keys():
-            known = ", ".join(CallOptions.__annotations__)
-            raise TypeError(f"unexpected {', '.join(sorted(unknown))}; the options of a call are {known}")
-        given = {**options, "headers": {**self.headers, **(options.get("headers") or {})}}
-        return replace(self, **given)  # type: ignore[arg-type]
-
-    def __post_init__(self) -> None:
-        if self.timeout is not None and not 0 < self.timeout <= _LONGEST:
-            raise ValueError(
-                f"timeout: expected seconds above 0 and up to {_LONGEST}, or None for no limit; got {self.timeout}"
-            )
-        if self.retries is not None and self.retries < 0:
-            raise ValueError(f"retries: expected 0 or more, or None, got {self.retries}")
-        if self.media_type not in get_args(MediaType):
-            raise ValueError(f"media_type: expected one of {', '.join(get_args(MediaType))}; got {self.media_type!r}")
 
 
 @dataclass(frozen=True)
@@ -62,10 +28,10 @@ class StreamSettings:
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
-    policy: Policy
+    policy: CallPolicy
 
     @classmethod
-    def of(cls, http: httpx.Client | httpx.AsyncClient, address: str, policy: Policy) -> "StreamSettings":
+    def of(cls, http: httpx.Client | httpx.AsyncClient, address: str, policy: CallPolicy) -> "StreamSettings":
         """Return those of a client."""
         own = {name: value for name, value in http.headers.items() if name not in _OF_HTTP}
         return cls(f"ws{address.removeprefix('http')}", own | dict(policy.headers), policy)

@@ -1,13 +1,16 @@
-"""The attempts of one call: when they end, which failures are repeated, and how long to wait in between."""
+"""The policy of calls, and the attempts of one: its end, the failures that are repeated, and the waits in between."""
 
 import logging
 import math
 import random
 import time
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, get_args
 
 import httpx
 
+from attention_client.calls import CallOptions, MediaType
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
 from attention_contract.errors import AttentionError, InvalidRequest, Overloaded, Unavailable
 from attention_contract.operations import Operation
@@ -24,6 +27,8 @@ _LOST_BEHIND_A_PROXY: Final = (500, 502)
 """Statuses by which a proxy says that its server was lost. The service's own 500 is a problem document."""
 _CLOCKS_DIFFER: Final = 0.05
 """Seconds by which a transport's timer may be ahead of the deadline that it was set for."""
+_LONGEST: Final = 2**31 // 1000 - 1
+"""Seconds, about 24 days: a socket counts its timeout in milliseconds of 32 bits."""
 _WAITING: Final[dict[type[httpx.TimeoutException], str]] = {
     httpx.ConnectTimeout: " while connecting",
     httpx.WriteTimeout: " while sending the request",
@@ -32,6 +37,36 @@ _WAITING: Final[dict[type[httpx.TimeoutException], str]] = {
 }
 _log = logging.getLogger("attention_client")
 _log.addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True)
+class CallPolicy:
+    """The deadline of each call, its repeats, its headers beside the connection's, and how tensors travel."""
+
+    timeout: float | None
+    retries: int | None
+    media_type: MediaType
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def changed(self, options: CallOptions) -> "CallPolicy":
+        """Return the settings with these in place of the same ones; headers are added."""
+        if not options:
+            return self
+        if unknown := options.keys() - CallOptions.__annotations__.keys():
+            known = ", ".join(CallOptions.__annotations__)
+            raise TypeError(f"unexpected {', '.join(sorted(unknown))}; the options of a call are {known}")
+        given = {**options, "headers": {**self.headers, **(options.get("headers") or {})}}
+        return replace(self, **given)  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not 0 < self.timeout <= _LONGEST:
+            raise ValueError(
+                f"timeout: expected seconds above 0 and up to {_LONGEST}, or None for no limit; got {self.timeout}"
+            )
+        if self.retries is not None and self.retries < 0:
+            raise ValueError(f"retries: expected 0 or more, or None, got {self.retries}")
+        if self.media_type not in get_args(MediaType):
+            raise ValueError(f"media_type: expected one of {', '.join(get_args(MediaType))}; got {self.media_type!r}")
 
 
 class Attempts:

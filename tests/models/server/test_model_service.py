@@ -484,6 +484,7 @@ def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins, stop
 
 
 def test_a_server_without_transformers_says_what_to_install(http, monkeypatch):
+    http.delete(ONE)  # a resident model answers without
     monkeypatch.setattr("attention_service.models.model_catalogue.has_transformers", lambda: False)
     for refusal in (refuse(http, f"{ONE}/forward", text="a"), refuse(http, "/v1/models", checkpoint="one")):
         assert refusal["param"] == "checkpoint"

@@ -147,6 +147,8 @@ class Adapters:
     def __init__(self, model: PreTrainedModel, two_rows: Callable[[], None]) -> None:
         """``two_rows`` runs the model over a short text twice, as two rows of one pass."""
         self._model, self._two_rows = model, two_rows
+        self.bytes: dict[str, int] = {}
+        """Bytes that each adapter takes, its joined matrices included, by name."""
         self._known: dict[str, Adapter] = {}
         self._hooked: set[nn.Module] = set()
         self.active: Adapter | None = None
@@ -154,11 +156,6 @@ class Adapters:
         self._mix: RowMix | None = None
         self._last: RowMix | None = None
         """The last pass whose rows had several, whose joined matrices others may have."""
-
-    @property
-    def bytes(self) -> dict[str, int]:
-        """Bytes that each adapter takes, its joined matrices included, by name."""
-        return {name: needed_bytes(each.files.bytes) for name, each in self._known.items()}
 
     def known(self, name: str, written: int) -> Adapter | None:
         """The adapter of a name, if it was loaded from files as old."""
@@ -186,12 +183,13 @@ class Adapters:
             module.register_forward_hook(self._hook, with_kwargs=True, prepend=True)
             self._hooked.add(module)
         self.forget(name)
-        self._known[name] = adapter
+        self._known[name], self.bytes[name] = adapter, needed_bytes(files.bytes)
         return adapter
 
     def forget(self, name: str) -> None:
         """Free an adapter; texts that run with it keep it until they end."""
         self._known.pop(name, None)
+        self.bytes.pop(name, None)
         self._last = None
 
     @contextmanager

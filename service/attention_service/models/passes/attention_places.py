@@ -126,7 +126,7 @@ class AttentionPlace:
         """The number of its layer in its stack."""
         return int(str(self.key).rpartition(".")[2])
 
-    @property
+    @cached_property
     def own_statistics(self) -> frozenset[str]:
         """The statistics that it has and others have not: of a learned sink, and of a choice of keys."""
         has = {"sink_mass": getattr(self.spec.normalizer, "sinks", False), CHOSEN_SHARE: CHOSEN in self.beside.names}

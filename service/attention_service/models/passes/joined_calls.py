@@ -5,7 +5,7 @@ lie side by side. All values are collected before the module runs, by a run in w
 Source: Ye et al. 2024, Differential Transformer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ class JoinedCalls:
     """The calls of the attention function by each module of a model."""
 
     def __init__(self) -> None:
+        self.active = False
+        """True while calls are counted, and for a model with modules that call several times."""
         self._counts: dict[nn.Module, int] = {}
         self._counting = False
         self._last: tuple[Tensor, Tensor] | None = None
@@ -31,11 +33,11 @@ class JoinedCalls:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the calls of each module that follow each other over the same tensors, until the block ends."""
-        self._counting = True
+        self._counting = self.active = True
         try:
             yield
         finally:
-            self._counting, self._last = False, None
+            self._counting, self._last, self.active = False, None, bool(self._counts)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -57,28 +59,26 @@ class JoinedCalls:
         finally:
             self._collected = None
 
-    def answer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
-        """The context ``[B, Q, H, V]`` of a call that is not to be computed; None for one that is."""
-        if self._counting:
-            if self._last is not None and self._last[0] is query and self._last[1] is key:
-                self._counts[module] = self.count(module) + 1
-            self._last = query, key
-            return None
+    def output(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attend: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The output ``[B, Q, H, V]`` of a call. ``attend`` returns that of values, those of all calls side by side.
+
+        The first call computes the outputs of all, and keeps the others for theirs.
+        """
         if self._collected is not None:
             self._collected.append(value)
             batch, heads, queries, _ = query.shape
             return query.new_zeros(batch, queries, heads, value.shape[3])
-        waiting = self._contexts.get(module)
-        return waiting.pop(0) if waiting else None
-
-    def values(self, module: nn.Module, value: Tensor) -> Tensor:
-        """The values of all calls of a module side by side, in the place of those of the first."""
-        return self._values.pop(module, value)
-
-    def first(self, module: nn.Module, context: Tensor, width: int) -> Tensor:
-        """The context of the first call, of that of all; the others are kept for theirs."""
-        if context.shape[3] == width:
-            return context
-        first, *others = (each.contiguous() for each in torch.tensor_split(context, context.shape[3] // width, -1))
+        if waiting := self._contexts.get(module):
+            return waiting.pop(0)
+        if self._counting:
+            if self._last is not None and self._last[0] is query and self._last[1] is key:
+                self._counts[module] = self.count(module) + 1
+            self._last = query, key
+        found, width = attend(self._values.pop(module, value)), value.shape[3]
+        if found.shape[3] == width:
+            return found
+        first, *others = (each.contiguous() for each in torch.tensor_split(found, found.shape[3] // width, -1))
         self._contexts[module] = others
         return first

@@ -6,7 +6,7 @@ weights are all computed anyway.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from inspect import signature
 from typing import Any, Final, Literal
@@ -123,7 +123,11 @@ class LayerAttention:
         self._pass = attention_pass
         self.restart()
         try:
-            with self.beside.watching(attention_pass.of_modules, self._see), self.calls.collecting():
+            with ExitStack() as watched:
+                if self.beside.taps:
+                    watched.enter_context(self.beside.watching(attention_pass.of_modules, self._see))
+                if self.calls.active:
+                    watched.enter_context(self.calls.collecting())
                 yield attention_pass
         finally:
             self._pass = None
@@ -139,13 +143,22 @@ class LayerAttention:
     ) -> tuple[Tensor, None]:
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         checkpoint()
-        if (known := self.calls.answer(module, query, key, value)) is not None:
-            return known, None
         if self._eager:
             options["is_causal"] = False
-        width, value = value.shape[3], self.calls.values(module, value)
+        if not self.calls.active:
+            return self._output(module, query, key, value, attention_mask, options), None
+
+        def attend(values: Tensor) -> Tensor:
+            return self._output(module, query, key, values, attention_mask, options)
+
+        return self.calls.output(module, query, key, value, attend), None
+
+    def _output(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
+        """The output ``[B, Lq, H, Dv]`` of an attention."""
         layer, attention_pass = self.turns.layer_of(module), self._pass
-        call = attention_call(module, query, key, value, attention_mask, **options)
+        call = attention_call(module, query, key, value, mask, **options)
         raw = call.raw(whole=attention_pass is not None)  # its labels name the last keys too, which no query may see
         if attention_pass is not None:
             attention_pass.saw(layer, raw, options.get("sliding_window"))
@@ -153,9 +166,10 @@ class LayerAttention:
         for own in () if attention_pass is None else attention_pass.own:
             if own.attention_pass.edits(layer):
                 context[own.rows, :, own.tokens] = self._context(module, layer, own.inside(raw), own.attention_pass)
-        output = self.calls.first(module, context.transpose(1, 2), width).contiguous()
-        self.beside.attended(module, layer, output)
-        return output, None
+        output = context.transpose(1, 2).contiguous()
+        if self.beside.running:
+            self.beside.attended(module, layer, output)
+        return output
 
     def restart(self) -> None:
         """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
@@ -208,7 +222,8 @@ class LayerAttention:
         problem = problem_of(raw)
         if attention_pass is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
-        chooses = CHOSEN in self.taps_beside(module).names
+        beside = self.beside.taps.get(module)
+        chooses = beside is not None and CHOSEN in beside.names
         if CHOSEN in task.taps or (chooses and task.weights is not None and task.weights.return_weights):
             attention_pass.add_tap(layer, CHOSEN, seen_keys(problem))
         inspected = None

@@ -10,6 +10,7 @@ Sources: DeepSeek-AI 2025 (DeepSeek-V3.2, the lightning indexer); Qiu et al. 202
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import torch
@@ -49,7 +50,7 @@ class ModuleTaps:
     shares: bool = False
     """True if its keys are those that the indexer of an earlier layer chose."""
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """The taps that can be asked for."""
         chooses = self.rate is not None or self.shares
@@ -77,11 +78,12 @@ class ModuleRuns:
         """The taps of each module that has any."""
         self.scores: Tensor | None = None
         """The scores by which the last indexer chose, ``[B, Q, T]``, in a run that is watched."""
-        self._running: list[_Run] = []
+        self.running: list[_Run] = []
+        """The runs of modules that are seen, the innermost last."""
 
     def trying(self) -> AbstractContextManager[None]:
         """Find the taps of the modules that run until the block ends."""
-        return running_within(self._keys, lambda module: _Trial(module, self), self._running)
+        return running_within(self._keys, lambda module: _Trial(module, self), self.running)
 
     def watching(self, wanted: Collection[tuple[LayerKey, str]], see: See) -> AbstractContextManager[None]:
         """Show ``see`` the wanted taps of layers until the block ends; all scores of indexers if any are wanted."""
@@ -94,12 +96,12 @@ class ModuleRuns:
         self.scores = None
         if not watched:
             return nullcontext()
-        return running_within(watched, lambda module: _Watch(module, self, see, watched[module]), self._running)
+        return running_within(watched, lambda module: _Watch(module, self, see, watched[module]), self.running)
 
     def attended(self, module: nn.Module, layer: LayerKey, context: Tensor) -> None:
-        """Note that a module has its context ``[B, Q, H, V]``."""
-        if self._running and self._running[-1].module is module:
-            self._running[-1].attended(layer, context)
+        """Note, while a run is seen, that a module has its context ``[B, Q, H, V]``."""
+        if self.running[-1].module is module:
+            self.running[-1].attended(layer, context)
 
 
 class _Run(TorchFunctionMode):

@@ -282,7 +282,8 @@ class ModelService:
         """
         self._runner.check_ready()
         model, adapter = await self._found(name, getattr(request, "adapter", None))
-        model.folder.check()
+        if not model.is_alive:
+            model.folder.check()
         if adapter is not None:
             adapter.check()
         return self._models.setdefault(model.name, model), None if adapter is None else adapter.facts

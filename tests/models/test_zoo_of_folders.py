@@ -138,8 +138,13 @@ ZOO = {
     "scales-alone": Animal(LLAMA, tensors=(f"{QUERY}.weight_scale_inv",), refused="no quantization_config"),
     "voxtral": Animal(
         {"model_type": "voxtral", "architectures": ["VoxtralForConditionalGeneration"]}, SOUNDS | {"tekken.json": "{}"},
-        left_out=("tekken.json",),
+        ("text", "messages", "audio") if find_spec("soundfile") else ("text", "messages"),
     ),
+    "voxtral-realtime": Animal(
+        {"model_type": "voxtral_realtime"}, SOUNDS | {"tekken.json": "{}"}, ("text",), "read audio that is added",
+    ),
+    "mistral": Animal(LLAMA, {"tekken.json": "{}"}, ("text",)),
+    "mistral-twice": Animal(LLAMA, TEXT | {"tekken.json": "{}"}, ("text",), left_out=("tekken.json",)),
     "merged-lora": Animal(LLAMA, tensors=(f"{QUERY}.lora_A.weight",), refused="belongs to an adapter"),
     "fp8": quantized("FP8"), "int4": quantized("compressed-tensors int4"), "gptq": quantized("GPTQ int4"),
     "awq": quantized("AWQ int4"), "nf4": quantized("bitsandbytes NF4"),

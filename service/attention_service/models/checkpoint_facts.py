@@ -29,17 +29,19 @@ from attention_service.modules.checkpoints.quantized_tensors import form_of, qua
 from attention_service.modules.store_files import read_regular
 
 Input = Literal["text", "text_pair", "messages", "images", "audio", "target"]
+TEKKEN: Final = "tekken.json"
+"""A tokenizer of Mistral AI's, beside or in the place of one of transformers."""
 _TOKENIZERS: Final = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json", TEKKEN,
 )  # fmt: skip
 """Files of which a tokenizer of transformers has one."""
 _PROCESSORS: Final = "preprocessor_config.json", "processor_config.json"
 """Files of which a processor of images, or of audio, has one."""
 _IMAGE_ENTRIES: Final = re.compile(rb'"(image_\w+|do_resize|crop_size)"')
 """Entries of a processor of images, which one of audio has not."""
-_TEMPLATES: Final = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
-"""Files and a folder of which a tokenizer with a chat template of its own has one."""
-OF_TEXT: Final = (*_TOKENIZERS, _TEMPLATES[0])
+TEMPLATES: Final = "chat_template.jinja", "chat_template.json"
+"""Files of which a tokenizer with a chat template of its own has one, or a folder of several."""
+OF_TEXT: Final = (*_TOKENIZERS, TEMPLATES[0])
 """Files that say how texts become tokens."""
 _TABLES: Final = "auto_mappings.py", "configuration_auto.py"
 _TYPE: Final = re.compile(r'"([\w.-]+)"[,:] "(?!AutoConfig)\w+Config"')
@@ -91,9 +93,12 @@ def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None, *,
     if "text" in found:
         found += ["text_pair"] if classifies else []
         says = b'"chat_template"' in _beginning(folder / "tokenizer_config.json")  # as older checkpoints do
-        found += ["messages"] if says or _has(folder, *_TEMPLATES) else []
+        kind = config.get("model_type")
+        written = kind == "voxtral" and _has(folder, *_PROCESSORS)  # here
+        writes = says or written or _has(folder, *TEMPLATES, "additional_chat_templates")
+        found += ["messages"] if writes else []
         found += pairs
-        found += ["audio"] if config.get("model_type") in HEARD_IN_TEXTS and _hears(folder) else []
+        found += ["audio"] if kind in HEARD_IN_TEXTS and _hears(folder) else []
     return found
 
 
@@ -105,6 +110,11 @@ def _hears(folder: Path) -> bool:
 def has_tokenizer(folder: Path) -> bool:
     """Return True if a checkpoint has a file of a tokenizer, whether it can be read or not."""
     return _has(folder, *_TOKENIZERS)
+
+
+def reads_tekken(folder: Path) -> bool:
+    """Return True if a checkpoint's texts are read by ``tekken.json``: transformers prefers its own tokenizer."""
+    return _has(folder, TEKKEN) and not _has(folder, "tokenizer.json")
 
 
 def is_adapter_alone(folder: Path) -> bool:

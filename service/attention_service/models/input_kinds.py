@@ -29,6 +29,7 @@ READS: Final = {
     "muse_glimmer_assistant": "noise",
     "oneformer": "images with tasks",
     "perceiver": "inputs of several kinds",
+    "voxtral_realtime": "audio that is added to their text, token by token",
 }
 """The input of each of these types."""
 PAIRS: Final = frozenset({"clip", "siglip", "siglip2", "metaclip_2", "chinese_clip", "altclip"})
@@ -39,5 +40,5 @@ HEARD: Final = frozenset({
     "wav2vec2-conformer", "wavlm", "whisper",
 })  # fmt: skip
 """Types whose sounds are read here, of those that read audio."""
-HEARD_IN_TEXTS: Final = frozenset({"audioflamingo3", "glmasr", "musicflamingo", "qwen2_audio"})
+HEARD_IN_TEXTS: Final = frozenset({"audioflamingo3", "glmasr", "musicflamingo", "qwen2_audio", "voxtral"})
 """Types that read texts with sounds in them, which are read here."""

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from attention_service.models.checkpoint_facts import OF_TEXT
+from attention_service.models.checkpoint_facts import OF_TEXT, TEKKEN, reads_tekken
 from attention_service.modules.checkpoints.adapter_files import ADAPTER_TENSORS
 
 _WEIGHTS: Final = frozenset({
@@ -13,8 +13,6 @@ _WEIGHTS: Final = frozenset({
 """Endings of files with tensors in other formats."""
 _SAFETENSORS: Final = ".safetensors"
 _CODE: Final = ".py"
-_TEKKEN: Final = "tekken.json"
-"""A tokenizer of Mistral AI's, beside or in the place of one that transformers reads."""
 _BESIDE_GGUF: Final = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "special_tokens_map.json", "added_tokens.json", "merges.txt", *OF_TEXT,
@@ -29,8 +27,8 @@ def unread_files(folder: Path, read: Collection[Path]) -> list[str]:
     for file in sorted(folder.iterdir()):
         if file.suffix == _CODE:
             found.append(f"{file.name} (no code of a checkpoint is run)")
-        elif file.name == _TEKKEN:
-            found.append(f"{_TEKKEN} (a tokenizer for the package mistral-common, which is not read)")
+        elif file.name == TEKKEN and not reads_tekken(folder):
+            found.append(f"{TEKKEN} (tokenizer.json is read)")
         elif file.suffix in _WEIGHTS:
             found.append(f"{file.name} (another format, which is not read)")
         elif file.suffix == _SAFETENSORS and file.name != ADAPTER_TENSORS and file.resolve() not in read:
@@ -44,4 +42,5 @@ def unread_beside(file: Path) -> list[str]:
         return []
     beside = [name for name in _BESIDE_GGUF if (file.parent / name).is_file()]
     own = [f"{name} (beside a GGUF file, which is read alone)" for name in beside]
-    return [*own, *unread_files(file.parent, ())][:_MOST]
+    others = [each for each in unread_files(file.parent, ()) if each.partition(" ")[0] not in beside]
+    return [*own, *others][:_MOST]

@@ -33,7 +33,8 @@ class TranscriptionRequest(OpenAIRequest):
     language: str | None = Field(default=None, min_length=1, max_length=64)
     """The language, as ``en`` or ``english``. Default: the one that the model hears."""
     prompt: str | None = Field(default=None, min_length=1, max_length=MAX_TEXT)
-    """A text that comes before: names and a style to follow."""
+    """A text that comes before: names and a style to follow. Of some models that read texts with sounds, the
+    instruction in place of the checkpoint's."""
     response_format: Literal["json", "text", "verbose_json"] | None = None
     """``json``, by default: an object with the text. ``text``: the text alone. ``verbose_json``: with language, length
     and the times of words."""
@@ -48,8 +49,8 @@ class TranscriptionRequest(OpenAIRequest):
     attention: AttentionOfTokens | None = None
     """Return the attention of each token with the seconds that it looked at, and edit attention."""
     alignment_heads: Annotated[list[tuple[Index, Index]], Field(min_length=1, max_length=1024)] | None = None
-    """Layer and head of the cross-attentions that times are taken from. Default: those of the checkpoint's
-    generation_config.json, or all heads of the later half of the layers."""
+    """Layer and head that times are taken from: of cross-attentions, or of the text's layers in a model that reads
+    texts with sounds. Default: those of the checkpoint's generation_config.json, or all heads of the later half."""
     chunking_strategy: Refused = None
     known_speaker_names: Refused = None
     known_speaker_references: Refused = None
@@ -77,7 +78,7 @@ class Transcription(WireModel):
     logprobs: IfRequested[list[TokenLogprob]] = ABSENT
     task: IfRequested[Literal["transcribe"]] = ABSENT
     language: IfRequested[str | None] = ABSENT
-    """In English, as ``german``. Null if the model has no tokens of languages."""
+    """In English, as ``german``. Null if neither the tokens nor the prompt name it."""
     duration: IfRequested[float] = ABSENT
     """Seconds of the sound."""
     words: IfRequested[list[HeardWord]] = ABSENT

@@ -218,14 +218,15 @@ class Generation:
             "pad_token_id": plan.padding, "eos_token_id": sorted(plan.ends) or None,
             "logits_processor": LogitsProcessorList(plan.sampling.processors()),
         }  # fmt: skip
-        if plan.heard is not None:
+        decodes = plan.heard is not None and self._loaded.reader.pairs
+        if plan.heard is not None and decodes:
             # Its tokens are counted below: the first tokens of the decoder are not known here.
             settings |= {"max_new_tokens": 1, **plan.heard.settings}
         arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in plan.arguments.items()}
         try:
             adapted = self._loaded.adapters.using(self._adapter)
             with torch.inference_mode(), adapted, preparing(self._decoder.attention, self._edits):
-                begun = begin_text(model, None if plan.heard else row, settings, arguments)
+                begun = begin_text(model, None if decodes else row, settings, arguments)
         except _OF_SETTINGS as fault:
             reason = str(fault).strip().partition("\n")[0]
             raise InvalidCheckpoint.at("model", f"its generation_config.json cannot be used: {reason}") from fault
@@ -237,7 +238,8 @@ class Generation:
         text.prompt = len(row)
         if isinstance(self._objects, TranscriptionObjects):
             text.heard = self._heard
-            self._objects.language = language_of(model.generation_config, begun.ids)
+            named = None if plan.heard is None else plan.heard.language
+            self._objects.language = named or language_of(model.generation_config, begun.ids)
         text.look = self._look(text)
         self._seed(text)
         self._objects.cached += self._decoder.recall(text, self._reader)

@@ -50,10 +50,12 @@ class Heard:
     settings: Mapping[str, Any]
     """Arguments of ``generate`` for its language and prompt."""
     heads: Mapping[LayerKey, Sequence[int]]
-    """The alignment heads of each cross-attention."""
+    """The alignment heads of each layer that has some."""
     seconds: Sequence[Seconds]
-    """The part of the sound that each frame is."""
+    """The part of the sound that each key of these layers is; None of a key that is a word of the prompt."""
     median_width: int
+    language: str | None = None
+    """The language that the prompt names, in English."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class GenerationPlan:
     vision: Stack | None = None
     """The tokens of the layers that see these images."""
     heard: Heard | None = None
-    """The sound, whose frames are then the prompt."""
+    """The sound, whose frames are then the prompt, or parts of it."""
     echoes: bool = False
     """True if each choice begins with its prompt."""
 

@@ -19,8 +19,10 @@ class HeardFrames:
     """The weights of the alignment heads of one text."""
 
     def __init__(self, heads: Mapping[LayerKey, Sequence[int]], seconds: Sequence[Seconds], median_width: int) -> None:
-        """``heads``: of each cross-attention; ``seconds``: of each frame; ``median_width``: frames to smooth over."""
+        """``heads``: of each layer; ``seconds``: of each key; ``median_width``: frames to smooth over."""
         self._heads = {layer: tuple(own) for layer, own in heads.items()}
+        self._frames = [at for at, each in enumerate(seconds) if each is not None]
+        """The keys that are frames of the sound: all of a cross-attention, and in a prompt those between its words."""
         self._seconds = [each for each in seconds if each is not None]
         self._width = median_width
         self._pass: dict[LayerKey, Tensor] = {}
@@ -39,7 +41,7 @@ class HeardFrames:
     def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit]) -> None:
         """Take the problem of the last query of a layer in a pass."""
         weights = weights_of(last, Selection(heads=self._heads[layer]), edits)
-        self._pass[layer] = weights[0, :, 0, : len(self._seconds)].float().cpu()
+        self._pass[layer] = weights[0, :, 0, self._frames].float().cpu()
 
     def end_pass(self) -> None:
         """Keep what was seen in a pass."""

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
@@ -17,10 +17,12 @@ from transformers import (
     ViTImageProcessorPil,
 )
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 from transformers.models.auto import processing_auto
 
-from attention_service.models.checkpoint_facts import has_tokenizer
+from attention_service.models.checkpoint_facts import TEKKEN, TEMPLATES, has_tokenizer, reads_tekken
 from attention_service.models.gguf_facts import takes_of
+from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
 
 FAULTS: Final = (
@@ -50,8 +52,11 @@ def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase |
     if own and not takes_of(read_header(folder)):
         return None, None
     try:
+        if reads_tekken(folder):
+            return _read_tekken(folder), None
         if not own:
-            return AutoTokenizer.from_pretrained(folder, config=config, **SAFE), None
+            # With mistral-common installed, a folder would otherwise mean other tokens than without.
+            return AutoTokenizer.from_pretrained(folder, config=config, mistral_format=False, **SAFE), None
         with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside the file
             Path(alone, folder.name).symlink_to(folder.resolve())
             return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **SAFE), None
@@ -60,6 +65,15 @@ def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase |
             return None, None
         reason = " ".join(reason_of(fault, folder).split())
         return None, f"{type(fault).__name__}: {reason}"[:400]
+
+
+def _read_tekken(folder: Path) -> PreTrainedTokenizerBase:
+    """A tokenizer of Mistral AI's own format, which puts its first token before a text as mistral-common does."""
+    # Without a template, transformers would have mistral-common write one, if it is installed.
+    none = None if any((folder / name).is_file() for name in TEMPLATES) else ""
+    made: Any = convert_tekken_tokenizer(str(folder / TEKKEN), none)
+    made.add_bos_token = True
+    return cast("PreTrainedTokenizerBase", made)
 
 
 def read_image_processor(folder: Path) -> Any:
@@ -93,9 +107,11 @@ def read_prompt_processor(folder: Path, kind: str, tokenizer: Any, images: Any) 
         return None
 
 
-def read_sound_processor(folder: Path) -> Any:
+def read_sound_processor(folder: Path, config: Any, tokenizer: Any) -> Any:
     """The checkpoint's processor of text with sounds; None without one."""
     try:
+        if config.model_type == "voxtral":
+            return VoxtralPrompts(read_feature_extractor(folder), tokenizer, config)
         auto: Any = AutoProcessor  # has no annotations
         found = auto.from_pretrained(folder, **SAFE)
     except FAULTS:

@@ -121,7 +121,7 @@ def load_checkpoint(
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = read_prompt_processor(folder, config.model_type, tokenizer, processor)
         elif tokenizer is not None and config.model_type in HEARD_IN_TEXTS:
-            processor = read_sound_processor(folder)
+            processor = read_sound_processor(folder, config, tokenizer)
     if loading["mismatched_keys"]:
         reason = _mismatch(sorted(loading["mismatched_keys"])[0], config.to_dict())
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}")

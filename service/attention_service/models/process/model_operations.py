@@ -57,7 +57,6 @@ from attention_service.models.generation.transcription_plan import plan_transcri
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
-from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -182,9 +181,10 @@ class ModelOperations:
 
         def work() -> PricedRun:
             plan = plan_transcription(self.loaded, request)
-            return self._begins(request, plan, facts, emit, reader.front_bytes(plan.arguments))
+            heard = reader.front_bytes(plan.arguments) + self.costs.memory.image_bytes(plan.vision)
+            return self._begins(request, plan, facts, emit, heard)
 
-        if not isinstance(reader, SoundInputs):
+        if not reader.rate:
             return work()
         try:
             return PricedRun(sound_bytes([request.file], reader.rate), work)

@@ -13,6 +13,7 @@ from tests.models.small_models import near
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequest
+from attention_contract.schemas.openai_api.transcriptions import Transcription, TranscriptionRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
@@ -20,6 +21,7 @@ from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.transcription_plan import plan_transcription
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.process.turns import lines_of
 
@@ -141,6 +143,30 @@ def test_generated_tokens_are_those_of_transformers(kind):
     found = [each.id for each in choice.attention]
     assert found == expected[0, given["input_ids"].shape[1] :][: len(found)].tolist()
     assert choice.attention[0].position == given["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("instruction", [None, "what is heard ?"])
+@pytest.mark.parametrize("kind", LONG)
+def test_a_transcript_has_the_tokens_of_transformers(kind, instruction):
+    """The prompt is that of the processor, whose instruction can be replaced."""
+    asked = {"model": "m", "file": sent(speech(1.0)), "attention": {"layers": [1], "top_k": 1}}
+    request = validate(TranscriptionRequest, asked | ({} if instruction is None else {"prompt": instruction}))
+    plan = plan_transcription(loaded(kind), request)
+    (whole,) = generate(loaded(kind), request, plan, lambda _: None).last
+    found = validate(Transcription, orjson.loads(lines_of([whole]))).attention
+    given = processor(kind).apply_transcription_request([speech(1.0)], instruction)
+    assert plan.rows == given["input_ids"].tolist()
+    expected = made(kind)[0].generate(**given, max_new_tokens=len(found), do_sample=False, pad_token_id=0)
+    assert [each.id for each in found] == expected[0, given["input_ids"].shape[1] :].tolist()
+    assert all(0 <= each.seconds[0] < each.seconds[1] <= 1.0 for each in found)
+
+
+def test_a_language_and_a_model_without_an_instruction_are_refused():
+    request = {"model": "m", "file": sent(speech(1.0))}
+    with pytest.raises(InvalidRequest, match="language"):
+        plan_transcription(loaded(LONG[0]), validate(TranscriptionRequest, request | {"language": "de"}))
+    with pytest.raises(InvalidRequest, match="writes down no sounds"):
+        plan_transcription(loaded("qwen2_audio"), validate(TranscriptionRequest, request))
 
 
 @pytest.mark.sampled(kind=1)

@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, WhisperFeatureExtractor
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.prompts import ModelInput
-from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack
-from attention_service.models.inputs.media_prompts import MediaPrompts
+from attention_contract.schemas.prompts import AudioBytes, ModelInput
+from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack, Tokens
+from attention_service.models.inputs.media_prompts import MediaPrompts, tokens_of
 from attention_service.models.inputs.model_inputs import default_template
 from attention_service.models.inputs.sounds.sound_decoding import Sound, decoded
 from attention_service.models.inputs.sounds.sound_frames import part_of
+from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
 from attention_service.models.passes.attention_places import AttentionPlace
 
 _SHORT: Final = 1.0
@@ -73,6 +74,36 @@ class SoundPrompts(MediaPrompts):
         if not sent:
             return super().read(request)
         self.check_alone(request)
+        sounds = self._decoded(sent)
+        return self._inputs(sounds, *self.prompt(request, [sound.samples for sound in sounds]))
+
+    @property
+    def transcribes(self) -> bool:
+        """True if its processor says how to ask for a transcript."""
+        return self.names_language or hasattr(self._processor, "apply_transcription_request")
+
+    @property
+    def names_language(self) -> bool:
+        """True if a request for a transcript names the language to the model, and has no further words."""
+        return isinstance(self._processor, VoxtralPrompts)
+
+    def to_transcribe(self, sound: AudioBytes, language: str | None, instruction: str | None) -> Inputs:
+        """Read a sound whose text is to be written. ``language``: two letters. Raises InvalidRequest."""
+        sounds = self._decoded([sound])
+        samples = sounds[0].samples
+        if self.names_language:
+            text = self._processor.transcription_prompt(language)
+        else:
+            try:
+                (text,) = self._processor.apply_transcription_request([samples], instruction, tokenize=False)
+            except Exception as fault:  # of its chat template
+                reason = str(fault).partition("\n")[0][:160]
+                raise InvalidRequest.at("audio.0", f"the model's processor writes no request: {reason}") from None
+        made = self.processed(text, [samples], add_special_tokens=False)
+        return self._inputs(sounds, made, tokens_of(made), "audio.0")
+
+    def _decoded(self, sent: Sequence[AudioBytes]) -> list[Sound]:
+        """Decode sounds of lengths that the model hears. Raises InvalidRequest."""
         sounds = decoded(sent, self.rate)
         for index, sound in enumerate(sounds):
             if not _LEAST * self._stride <= sound.seconds <= self._most:
@@ -81,7 +112,10 @@ class SoundPrompts(MediaPrompts):
                     f"{sound.seconds:.2f} s; the model hears {_LEAST * self._stride:g} to {self._most:g} s at a time",
                     limit=self._most,
                 )
-        made, tokens, field = self.prompt(request, [sound.samples for sound in sounds])
+        return sounds
+
+    def _inputs(self, sounds: Sequence[Sound], made: dict[str, Any], tokens: Tokens, field: str) -> Inputs:
+        """The input of a prompt that the processor made. Raises InvalidRequest that names the field."""
         self.check(tokens.ids, field, sounds=True)
         seconds = self._seconds(tokens.ids, sounds, field)
         shown = [None if each is None else f"{each[0]:.2f} s" for each in seconds]

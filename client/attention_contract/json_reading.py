@@ -299,11 +299,12 @@ def tensor_fields(model: type[BaseModel]) -> frozenset[str]:
 @cache
 def tensor_maps(model: type[BaseModel]) -> frozenset[str]:
     """The fields that map names to tensors."""
-    return frozenset(
-        name
-        for name, kind in fields_of(model).items()
-        if any(get_origin(each) is dict and _is_tensor(get_args(each)[1]) for each in members_of(kind))
-    )
+    return frozenset(name for name, kind in fields_of(model).items() if any(map(is_tensor_map, members_of(kind))))
+
+
+def is_tensor_map(kind: Any) -> bool:
+    """True for the type of a map from names to tensors."""
+    return get_origin(kind) is dict and _is_tensor(get_args(kind)[1])
 
 
 def _is_tensor(kind: Any) -> bool:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import numpy as np
 import orjson
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from attention_contract.errors import InvalidTensor, Unreadable
-from attention_contract.json_reading import check_text, from_json, measure_text
+from attention_contract.json_reading import check_text, from_json, is_tensor_map, measure_text
 from attention_contract.json_writing import are_plain, fields_on_wire, plain_scalar
 from attention_contract.tensors import DTYPES, TensorFault, Untyped, checked_shape, dtype_name, from_buffer, nested
 from attention_contract.validation import clip, fields_of, members_of, validate
@@ -266,16 +266,19 @@ def _no_text(entry: Entry) -> Unreadable:
 def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: type[BaseModel]) -> None:
     """Put a tensor where its name says. Names within a field that maps names to tensors may hold dots.
 
-    Raises InvalidTensor if there is no such place, or if it is taken.
+    So may the keys of other maps, as in ``edits.decoder.0.1.value``: they are those that the data have. Raises
+    InvalidTensor if there is no such place, or if it is taken.
     """
-    field, dot, rest = name.partition(".")
     node: Any = data
-    *path, last = [field, rest] if dot and field in _maps(model) else name.split(".")
-    for part in path:
+    kinds, last = [model], name
+    while "." in last and not any(map(is_tensor_map, kinds)):
+        key = next((key for key in node if last.startswith(f"{key}.")), "") if isinstance(node, dict) else ""
+        key = key or last.partition(".")[0]
+        kinds, last = _below(kinds, key), last[len(key) + 1 :]
         if isinstance(node, dict):
-            node = node.setdefault(part, {})
-        elif isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
-            node = node[int(part)]
+            node = node.setdefault(key, {})
+        elif isinstance(node, list) and key.isdecimal() and len(key) < 10 and int(key) < len(node):
+            node = node[int(key)]
         else:
             node = None
     if not isinstance(node, dict):
@@ -287,9 +290,10 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
     node[last] = array
 
 
-@cache
-def _maps(model: type[BaseModel]) -> frozenset[str]:
-    """The fields of a model that map names to tensors."""
-    return frozenset(
-        name for name, kind in fields_of(model).items() if any(get_origin(m) is dict for m in members_of(kind))
-    )
+def _below(kinds: Sequence[Any], key: str) -> list[Any]:
+    """The types of what these types have under a key: a field, or any item of a list or a map."""
+    found = []
+    for kind in kinds:
+        items = get_args(kind) if get_origin(kind) in {list, dict} else ()
+        found += members_of(items[-1] if items else fields_of(kind).get(key))
+    return found

@@ -8,9 +8,13 @@ import pytest
 from attention_contract import wire
 from attention_contract.errors import AttentionError, InvalidRequest, InvalidTensor, Unreadable
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
+from attention_contract.schemas.gradients import GradientsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.modules import CreateModule
+from attention_contract.schemas.sessions import StepsRequest
 from attention_contract.schemas.weights import WeightsReply
 
+ROW = np.ones((1, 2), np.float32)
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 RAN = {
     "kernel": "fused", "device": "cpu", "dtype": "float32", "flops": 1, "predicted_ms": 0.1,
@@ -79,6 +83,28 @@ def test_parameters_keep_names_with_dots(media_type, encoding):
     assert set(back.parameters) == set(given)
     for name, array in given.items():
         np.testing.assert_array_equal(back.parameters[name], array)
+
+
+@pytest.mark.parametrize("media_type", wire.MEDIA_TYPES)
+@pytest.mark.parametrize(
+    ("model", "request_"),
+    [
+        (ModelForwardRequest, {"text": "a", "edits": {"1": [{"tap": "context", "value": ROW}]}}),
+        (
+            ModelForwardRequest,
+            {
+                "text": "a",
+                "edits": {"decoder.0": [{"tap": "q", "set": 0}, {"tap": "q", "value": ROW}], "cross.1": []},
+            },
+        ),
+        (StepsRequest, {"steps": [{"session": "a", "query": ROW, "parameters": {"q_proj.weight": ROW}}]}),
+        (GradientsRequest, {"query": ROW, "directions": {"q_proj.weight": ROW}, "tap_upstream": {"weights": ROW}}),
+    ],
+)
+def test_tensors_below_maps_and_lists_keep_their_places(media_type, model, request_):
+    request = model.model_validate(request_)
+    body = b"".join(wire.to_body(request, media_type, "request", "base64"))
+    assert wire.from_body(model, body, media_type, "request").model_dump_json() == request.model_dump_json()
 
 
 @pytest.mark.parametrize("media_type", wire.MEDIA_TYPES)

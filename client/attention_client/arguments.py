@@ -113,7 +113,24 @@ class ModelWeightsFields(SelectedFields, total=False):
     compare: Literal["unedited", "base"] | None
 
 
-class ContextOptions(CallOptions, total=False):
+class DrawFields(CallOptions, total=False):
+    """The settings by which tokens are drawn that are None by default; see ``client.models.generate``."""
+
+    top_p: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    min_tokens: int | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[str, float] | None
+
+
+class ContextOptions(DrawFields, total=False):
     """The fields of a request for sources that are None by default; see ``client.models.context``."""
 
     messages: Sequence[Message | Mapping[str, Any]] | None
@@ -122,13 +139,6 @@ class ContextOptions(CallOptions, total=False):
     split: Literal["sentences", "messages"] | None
     answer: str | None
     max_tokens: int | None
-    min_tokens: int | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    stop: str | Sequence[str] | None
     adapter: str | None
 
 

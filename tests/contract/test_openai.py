@@ -6,11 +6,15 @@ import pytest
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.schemas.openai_api.transcriptions import EXAMPLE_SOUND, TranscriptionRequest
 from attention_contract.validation import validate
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 TEXT = {"model": "m", "prompt": "Hello"}
-MINIMAL = {ChatCompletionRequest: CHAT, CompletionRequest: TEXT, EmbeddingRequest: {"model": "m", "input": "Hello"}}
+MINIMAL = {
+    ChatCompletionRequest: CHAT, CompletionRequest: TEXT, EmbeddingRequest: {"model": "m", "input": "Hello"},
+    TranscriptionRequest: EXAMPLE_SOUND,
+}  # fmt: skip
 
 
 def test_every_field_that_the_package_can_send_is_known():
@@ -75,6 +79,8 @@ def test_what_would_change_the_answer_is_refused(field):
         (CompletionRequest, {"unknown": 1}, "unknown"),
         (CompletionRequest, {"attention": {"layer": 1}}, "attention.layer"),
         (EmbeddingRequest, {"encoding_format": "int8"}, "encoding_format"),
+        (TranscriptionRequest, {"timestamp_granularities": ["word"]}, "timestamp_granularities"),
+        (TranscriptionRequest, {"alignment_heads": [[0, 0]]}, "alignment_heads"),
     ],
 )
 def test_a_request_that_is_not_valid_names_its_field(model, fields, param):

@@ -6,7 +6,7 @@ import pytest
 
 from attention_contract import operations, wire
 from attention_contract.errors import AttentionError, InvalidRequest, VersionMismatch
-from attention_contract.operations import OPERATIONS, Operation
+from attention_contract.operations import OPENAI_PATHS, OPERATIONS, Operation
 from attention_contract.tensors import Untyped
 from attention_contract.validation import validate
 
@@ -39,6 +39,21 @@ each = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: op
 each_example = pytest.mark.parametrize(
     "operation", [op for op in OPERATIONS if op.example is not None], ids=lambda operation: operation.name
 )
+
+
+ASKS_A_MODEL = [
+    each
+    for each in OPERATIONS
+    if each.path in OPENAI_PATHS or (each.path.startswith("/v1/models/{model}/") and each.method == "POST")
+]
+NO_PASS = {"model_complexity", "tokenize"}
+
+
+@pytest.mark.parametrize("operation", ASKS_A_MODEL, ids=lambda operation: operation.name)
+def test_every_request_to_a_model_has_its_common_fields(operation):
+    if operation.name != "fit_lens":  # which reads many texts, by a model under its own name
+        assert {"adapter", "alone"} <= operation.request.model_fields.keys()
+        assert ("ran" in operation.reply.model_fields) == (operation.name not in NO_PASS)
 
 
 def test_names_and_routes_are_unique():

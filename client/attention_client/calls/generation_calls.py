@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast
 
+from attention_client.arguments import DrawFields
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Group, WayT, method, streamed
 from attention_client.media_files import AudioLike, sent
@@ -25,23 +26,11 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
 
 
-class SamplingFields(CallOptions, total=False):
+class SamplingFields(DrawFields, total=False):
     """The settings of a generation that are None by default, and those of the call; see ``client.models.generate``."""
 
     temperature: float | None
-    top_p: float | None
-    seed: int | None
-    stop: str | Sequence[str] | None
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float | None
-    min_tokens: int | None
-    stop_token_ids: Sequence[int] | None
-    ignore_eos: bool | None
     forced_bos_token_id: int | str | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[str, float] | None
     attention: AttentionOfTokens | Mapping[str, Any] | None
     alone: bool | None
     adapter: str | None
@@ -91,6 +80,7 @@ class TokenizeFields(TemplateFields, total=False):
     add_special_tokens: bool | None
     return_token_strs: bool | None
     adapter: str | None
+    alone: bool | None
 
 
 class TranscriptionFields(CallOptions, total=False):
@@ -105,6 +95,7 @@ class TranscriptionFields(CallOptions, total=False):
     attention: AttentionOfTokens | Mapping[str, Any] | None
     adapter: str | None
     alignment_heads: Sequence[tuple[int, int]] | None
+    alone: bool | None
 
 
 class Generation(Group[WayT]):
@@ -188,7 +179,8 @@ class Generation(Group[WayT]):
     @method
     def embed(
         self, model: str, input: Prompt, *, dimensions: int | None = None, prompt_name: str | None = None,  # noqa: A002
-        pooling: Pooling | None = None, adapter: str | None = None, **options: Unpack[CallOptions],
+        pooling: Pooling | None = None, adapter: str | None = None, alone: bool | None = None,
+        **options: Unpack[CallOptions],
     ) -> Call[Embeddings]:  # fmt: skip
         """Return a vector for each text, pooled as the model's checkpoint says.
 

@@ -203,14 +203,16 @@ class Models(Generation[WayT], Surveys[WayT]):
     @method
     def similarity(
         self, model: str, pairs: Sequence[Sequence[str | ImageLike]], *, gradients: bool = True,
-        prompt_names: Sequence[str] | None = None, pooling: Pooling | None = None, **options: Unpack[CallOptions],
+        prompt_names: Sequence[str] | None = None, pooling: Pooling | None = None, adapter: str | None = None,
+        alone: bool = False, **options: Unpack[CallOptions],
     ) -> Call[TextSimilarityReply]:  # fmt: skip
         """Return the cosine of the vectors of two texts, for each pair, and the share of every token in it.
 
         The vectors are those of ``embed``. ``prompt_names`` are the prompts before the first and the second texts, as
         in ``["query", "document"]``; ``pooling`` takes the place of the checkpoint's. ``gradients=False`` leaves the
         shares out. For CLIP, SigLIP and other pairs of encoders, a side may be an image: a ``Path``, the bytes of a
-        file, or an image of Pillow. A string is a text. Raises InvalidRequest for an image that cannot be read.
+        file, or an image of Pillow. A string is a text. ``adapter`` names an adapter of the model. These requests
+        never share a pass, with ``alone`` or without. Raises InvalidRequest for an image that cannot be read.
         """
         return call(operations.model_similarity, {**locals(), "pairs": image_pairs(pairs)})
 

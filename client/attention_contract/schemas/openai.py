@@ -87,6 +87,8 @@ class OpenAIRequest(WireModel):
     """The name of a model: ``GET /v1/models`` lists them. ``base:adapter`` is a model with an adapter."""
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
     """The name or path of an adapter that answers beside the model, as the model ``base:adapter`` does."""
+    alone: bool | None = None
+    """Share no pass with other requests: the same numbers to the last bit, whoever asks at the same time."""
     user: Ignored = None
 
     @model_validator(mode="after")
@@ -98,11 +100,9 @@ class OpenAIRequest(WireModel):
         return self
 
 
-class SamplingOptions(OpenAIRequest):
-    """The fields of every request for generated text."""
+class DrawOptions(WireModel):
+    """The settings by which the tokens of a text are drawn, and by which it ends."""
 
-    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
-    """Divides the logits before sampling; 0 takes the most likely token. Default: that of the checkpoint, or 1."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Sample from the most likely tokens that together have this probability. Default: that of the checkpoint, or 1."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
@@ -126,17 +126,22 @@ class SamplingOptions(OpenAIRequest):
     """Token ids that end a choice, besides those of the checkpoint."""
     ignore_eos: bool | None = None
     """Go on behind the checkpoint's tokens that end a text."""
+    logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    """Added to the logits of these token ids."""
+
+
+class SamplingOptions(OpenAIRequest, DrawOptions):
+    """The fields of every request for generated text."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    """Divides the logits before sampling; 0 takes the most likely token. Default: that of the checkpoint, or 1."""
     forced_bos_token_id: Index | Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The first token that the decoder of an encoder-decoder generates, by its id or its text: the language of a
     translation, as in ``"deu_Latn"``."""
-    logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
-    """Added to the logits of these token ids."""
     stream: bool | None = None
     """Send each token as a server-sent event as soon as it is generated."""
     attention: AttentionOfTokens | None = None
     """Return the attention of each token, and edit attention."""
-    alone: bool | None = None
-    """Share no pass with other requests: the same numbers to the last bit, whoever asks at the same time."""
 
 
 class GenerationOptions(SamplingOptions):
@@ -392,11 +397,13 @@ class CompletionChoice(_Choice):
     logprobs: CompletionLogprobs | None = None
 
 
-class GenerationRan(WireModel):
-    """The run of a generation."""
+class OpenAIRan(WireModel):
+    """The run of a request."""
 
-    joined: int
+    joined: int = 1
     """The largest number of requests that shared one of its passes; 1 if it ran alone."""
+    weights: str
+    """The numbers that it computed with, as in ``ran`` of the other replies of a model."""
 
 
 class PromptTokensDetails(WireModel):
@@ -424,7 +431,7 @@ class _Generated(WireModel):
     usage: Usage | None = None
     recording: IfRequested[RecordingId] = ABSENT
     """With ``keep``; in the last chunk of a stream."""
-    ran: IfRequested[GenerationRan] = ABSENT
+    ran: IfRequested[OpenAIRan] = ABSENT
     """Beside ``usage``."""
 
 
@@ -465,6 +472,7 @@ class Embeddings(WireModel):
     data: list[Embedding]
     model: str
     usage: Usage
+    ran: IfRequested[OpenAIRan] = ABSENT
 
 
 _LOOK: Final[dict[str, Any]] = {"max_tokens": 4, "temperature": 0, "attention": {"layers": [0], "top_k": 2}}

@@ -30,6 +30,10 @@ class TextSimilarityRequest(WireModel):
     ``["query", "document"]``; default: the checkpoint's own default prompt. An empty name stands for no prompt."""
     pooling: Pooling | None = None
     """The pooling, in place of the checkpoint's."""
+    adapter: str | None = Field(default=None, min_length=1, max_length=1024)
+    """The name or path of an adapter that answers beside the model, as the model ``base:adapter`` does."""
+    alone: bool = False
+    """Share no pass with other requests, as these requests never do."""
 
 
 class TextSimilarityReply(WireModel):

@@ -127,6 +127,19 @@ def test_a_variant_answers_as_peft_in_the_process_of_its_base(served, repository
         served.forward("org--base", TEXT, adapter="none")
 
 
+def test_every_reply_tells_the_numbers_of_its_run(served):
+    """Those of OpenAI's API too, and of the similarity of two texts, which is no reply about one input."""
+    for name, numbers in (("org--base", "float32"), ("org--base:sql-lora", "base + adapter sql-lora")):
+        alike = served.similarity(name, [[TEXT, TEXT]], alone=True).ran
+        assert (alike.weights, alike.joined) == (numbers, 1)
+        assert alike.queue_ms > 0
+        assert alike.peak_bytes > 0
+        for reply in (served.generate(name, TEXT, max_tokens=1), served.embed(name, TEXT, alone=True)):
+            assert (reply.ran.weights, reply.ran.joined) == (numbers, 1)
+    assert served.similarity("org--base", [[TEXT, TEXT]], adapter="sql-lora").ran.weights == numbers
+    assert served.embed("org--base", TEXT, adapter="sql-lora").ran.weights == numbers
+
+
 def test_weights_gradients_edits_and_recordings_are_the_adapters(served, repository):
     _, _, own = repository
     weights = served.weights("org--base:sql-lora", TEXT)

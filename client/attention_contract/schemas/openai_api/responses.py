@@ -14,8 +14,8 @@ from attention_contract.schemas.openai import (
     MAX_NEW_TOKENS,
     ChosenLogprob,
     GeneratedToken,
-    GenerationRan,
     Ignored,
+    OpenAIRan,
     Refused,
     SamplingOptions,
 )
@@ -217,7 +217,7 @@ class ModelResponse(WireModel):
     service_tier: str = "default"
     recording: IfRequested[RecordingId] = ABSENT
     """With ``keep``; in a stream beside the answer in its last event."""
-    ran: IfRequested[GenerationRan] = ABSENT
+    ran: IfRequested[OpenAIRan] = ABSENT
 
     @property
     def output_text(self) -> str:

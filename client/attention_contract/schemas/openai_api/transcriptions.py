@@ -7,13 +7,14 @@ import struct
 from base64 import b64encode
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.openai import (
     AttentionOfTokens,
     GeneratedToken,
+    OpenAIRan,
     OpenAIRequest,
     Refused,
     TokenLogprob,
@@ -55,6 +56,15 @@ class TranscriptionRequest(OpenAIRequest):
     known_speaker_names: Refused = None
     known_speaker_references: Refused = None
 
+    @model_validator(mode="after")
+    def _tells_times(self) -> "TranscriptionRequest":
+        verbose = self.response_format == "verbose_json" and not self.stream
+        if self.timestamp_granularities is not None and not verbose:
+            raise at_fault("timestamp_granularities", "it goes with the response_format verbose_json, without stream")
+        if self.alignment_heads is not None and not verbose and self.attention is None:
+            raise at_fault("alignment_heads", "they go with verbose_json or attention, which tell times")
+        return self
+
 
 class HeardWord(WireModel):
     """A word and its time in the sound, in seconds."""
@@ -84,6 +94,7 @@ class Transcription(WireModel):
     words: IfRequested[list[HeardWord]] = ABSENT
     """With ``verbose_json``: found by dynamic time warping over the alignment heads."""
     usage: IfRequested[HeardDuration] = ABSENT
+    ran: IfRequested[OpenAIRan] = ABSENT
     attention: IfRequested[list[GeneratedToken]] = ABSENT
     """The tokens, each with ``seconds`` and the attention that chose it."""
 
@@ -96,6 +107,8 @@ class TranscriptionEvent(WireModel):
     text: IfRequested[str] = ABSENT
     logprobs: IfRequested[list[TokenLogprob]] = ABSENT
     attention: IfRequested[list[GeneratedToken]] = ABSENT
+    ran: IfRequested[OpenAIRan] = ABSENT
+    """In the last event."""
 
 
 _SILENCE: Final = struct.pack(

@@ -16,7 +16,7 @@ from tokenizers.normalizers import Lowercase
 from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.openai import Embedding, EmbeddingRequest, Embeddings, Usage
+from attention_contract.schemas.openai import Embedding, EmbeddingRequest, Embeddings, OpenAIRan, Usage
 from attention_contract.schemas.prompts import Message
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
@@ -26,6 +26,7 @@ from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import weights_with
 
 _UNLIMITED: Final = 2**31
 """A length that transformers writes for none."""
@@ -126,6 +127,7 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
         data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(written)],
         model=request.model,
         usage=Usage(prompt_tokens=count, total_tokens=count),
+        ran=OpenAIRan(weights=weights_with(loaded, loaded.adapters.active)),
     )
 
 

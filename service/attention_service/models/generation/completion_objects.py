@@ -80,15 +80,18 @@ class CompletionObjects:
         shown = (each for each in tokens if each.text or each.finish or each.logprob or each.attention)
         return [self._chunk(self._choice(token.choice, [token])) for token in shown]
 
-    def end(self, *, keeps: bool = False, joined: int = 1) -> list[Json]:
-        """The last chunk of a stream, if it has one, or the whole object; with a place for the id of a recording."""
+    def end(self, ran: Json, *, keeps: bool = False) -> list[Json]:
+        """The last chunk of a stream, if it has one, or the whole object; with a place for the id of a recording.
+
+        ``ran``: the fields of the schema ``OpenAIRan``.
+        """
         more: Json = {"recording": None} if keeps else {}
         if not self.streams:
             choices = [self._choice(at, tokens) for at, tokens in enumerate(self._collected)]
-            return [self._head | {"choices": choices, "usage": self._usage(), "ran": {"joined": joined}} | more]
+            return [self._head | {"choices": choices, "usage": self._usage(), "ran": ran} | more]
         options = self.request.stream_options
         if options is not None and options.include_usage:
-            more |= {"usage": self._usage(), "ran": {"joined": joined}}
+            more |= {"usage": self._usage(), "ran": ran}
         return [self._head | {"choices": []} | more] if more else []
 
     def _chunk(self, choice: Json) -> Json:

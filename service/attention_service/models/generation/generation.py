@@ -35,6 +35,7 @@ from attention_service.models.generation.transcription_plan import language_of
 from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_description import weights_with
 
 Objects = CompletionObjects | ResponseObjects | TranscriptionObjects
 Emit = Callable[[list[Json]], None]
@@ -207,7 +208,8 @@ class Generation:
         if self._plan.keeps:
             with self._loaded.adapters.using(self._adapter):
                 _keep(self._loaded, self._request, self._plan, self.first)
-        return Generated(self._objects.end(keeps=self._plan.keeps, joined=self.joined), self._objects.generated)
+        ran = {"joined": self.joined, "weights": weights_with(self._loaded, self._adapter)}
+        return Generated(self._objects.end(ran, keeps=self._plan.keeps), self._objects.generated)
 
     # ── its texts ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -96,13 +96,13 @@ class ResponseObjects:
             for each in shown
         ]  # fmt: skip
 
-    def end(self, *, keeps: bool = False, joined: int = 1) -> list[Json]:
+    def end(self, ran: Json, *, keeps: bool = False) -> list[Json]:
         """The last events of a stream, or the whole object; with a place for the id of a recording."""
         tokens, more = self._collected, {"recording": None} if keeps else {}
         whole = not tokens or tokens[-1].finish == "stop"
         status, part = "completed" if whole else "incomplete", _part(tokens)
         item = self._item(status, [part])
-        response = self._response(status, [item]) | {"ran": {"joined": joined}}
+        response = self._response(status, [item]) | {"ran": ran}
         if not self.request.stream:
             return [response | more]
         text, logprobs = part["text"], part["logprobs"]

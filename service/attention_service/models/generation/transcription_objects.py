@@ -41,14 +41,13 @@ class TranscriptionObjects:
         shown = [each for each in tokens if each.text or each.attention]
         return [{"type": "transcript.text.delta", "delta": each.text} | _more([each]) for each in shown]
 
-    def end(self, *, keeps: bool = False, joined: int = 1) -> list[Json]:
-        """The last event of a stream, or the whole object."""
+    def end(self, ran: Json, *, keeps: bool = False) -> list[Json]:
+        """The last event of a stream, or the whole object; nothing is kept."""
         text = "".join(token.text for token in self._collected).strip()
         if self.request.stream:
-            return [{"type": "transcript.text.done", "text": text}]
-        found: Json = {"text": text, "usage": {"type": "duration", "seconds": self.heard.length}} | _more(
-            self._collected
-        )
+            return [{"type": "transcript.text.done", "text": text, "ran": ran}]
+        usage = {"type": "duration", "seconds": self.heard.length}
+        found: Json = {"text": text, "usage": usage, "ran": ran} | _more(self._collected)
         if self.request.response_format == "verbose_json":
             found |= {
                 "task": "transcribe",

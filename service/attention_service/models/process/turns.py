@@ -13,7 +13,7 @@ import orjson
 
 from attention_contract.base import WireModel
 from attention_contract.json_writing import AT_ONCE, tensor_bytes, to_json
-from attention_contract.schemas.prompts import ModelReply
+from attention_contract.schemas.prompts import ModelRan
 from attention_contract.tensor_files import to_safetensors
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS
@@ -262,9 +262,9 @@ class Turns:
             self.pipes.send("last", {"tokens": answer.tokens}, [lines_of(last)], request=number)
         if reply is not None:
             compute_ms = 0.0
-            if isinstance(reply, ModelReply):
-                compute_ms = reply.ran.compute_ms
-                ran = reply.ran.model_copy(update={**question.waits, "peak_bytes": question.need})
+            if isinstance(of_run := getattr(reply, "ran", None), ModelRan):
+                compute_ms = of_run.compute_ms
+                ran = of_run.model_copy(update={**question.waits, "peak_bytes": question.need})
                 reply = reply.model_copy(update={"ran": ran, **more})
             media_type, pieces = written(reply, question.form, question.encoding)
             places, inline = question.memory.leave(pieces)

@@ -80,6 +80,28 @@ def test_an_answer_is_generated_first_as_a_completion_is(client):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_every_setting_of_a_draw_is_that_of_a_completion(client):
+    def answer(**fields):
+        fields |= {"max_tokens": 8, "temperature": 0.0}
+        reply = client.models.context("tiny", TEXT, return_=["attention"], **fields)
+        assert reply.answer_text == client.models.generate("tiny", TEXT, **fields).choices[0].text
+        return reply.answer_text
+
+    plain = answer()
+    first, second = client.models.tokenize("tiny", TEXT, answer=plain).tokens[-8:][:2]
+    changed = [answer(logit_bias={str(first): -100.0}), answer(stop_token_ids=[second])]
+    assert plain not in changed
+    assert answer(stop=plain[1:3], min_tokens=6).startswith(plain[: len(plain) // 2])
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 3}, {"seed": 0}, {"logit_bias": {"5": 1}}, {"temperature": 0.5}])
+def test_a_setting_of_a_draw_beside_a_given_answer_is_refused(http, fields):
+    messages = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": "The cat."}]
+    for prompt in ({"text": TEXT, "answer": " The cat."}, {"messages": messages}):
+        for path in (URL, "/v1/models/tiny/complexity"):
+            assert refuse(http, path, **prompt, **fields)["param"] == next(iter(fields))
+
+
 def test_the_price_takes_the_same_body(http):
     for body in (EXAMPLE_CONTEXT, {"text": TEXT, "max_tokens": 8, "return": ["removed"], "encoding": "base64"}):
         price = post(http, "/v1/models/tiny/complexity", **body)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.openai import MAX_NEW_TOKENS, MAX_STOPS
+from attention_contract.schemas.openai import MAX_NEW_TOKENS, DrawOptions
 from attention_contract.schemas.prompts import Message, ModelReply, Text
 from attention_contract.tensors import AnyNumber, Encoding, FloatArray
 
@@ -45,8 +45,8 @@ class ContextSource(WireModel):
         return self
 
 
-class ContextFields(WireModel):
-    """The fields of a request for sources, each of which may be left out."""
+class ContextFields(DrawOptions):
+    """The fields of a request for sources, each of which may be left out; those of a draw are of a generated answer."""
 
     text: Text | None = None
     """The prompt, as a text."""
@@ -69,22 +69,8 @@ class ContextFields(WireModel):
     ``gradient``."""
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
     """The largest number of tokens of a generated answer; default: 128, or what the model has positions for."""
-    min_tokens: int | None = Field(default=None, ge=0, le=MAX_NEW_TOKENS)
-    """The number of tokens before which a generated answer does not end."""
     temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
     """0 takes the most likely token."""
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    """Sample from the most likely tokens that together have this probability."""
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    """Sample from this number of the most likely tokens; 0 or -1 for all."""
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    """Sample from the tokens that are at least this times as likely as the most likely one."""
-    repetition_penalty: float | None = Field(default=None, gt=0, le=1000, allow_inf_nan=False)
-    """Divides positive logits, and multiplies negative ones, of the tokens of prompt and answer."""
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """The seed of the draws."""
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
-    """Texts before which a generated answer ends."""
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
     """The name or path of an adapter that answers beside the model, as the model ``base:adapter`` does."""
     alone: bool = False
@@ -102,8 +88,13 @@ class ContextFields(WireModel):
             raise at_fault("split", "there are no messages to split; send messages, or split into sentences")
         if self.chat_template_kwargs is not None and self.messages is None:
             raise at_fault("chat_template_kwargs", "it goes with messages")
-        if self.answer is not None and self.messages is not None and self.messages[-1].role == "assistant":
+        answered = self.messages is not None and self.messages[-1].role == "assistant"
+        if self.answer is not None and answered:
             raise at_fault("answer", "the last message is the assistant's, and is the answer; send one of them")
+        if self.answer is not None or answered:
+            of_draw = [name for name in (*DrawOptions.model_fields, "max_tokens") if getattr(self, name) is not None]
+            if of_draw := of_draw or ["temperature"] * bool(self.temperature):
+                raise at_fault(of_draw[0], "the answer is given, and nothing is generated; leave one of the two out")
         if self.prompt is None:
             for index, source in enumerate(self.sources or ()):
                 if source.text is None:

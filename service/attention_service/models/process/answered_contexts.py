@@ -5,7 +5,7 @@ from typing import Any
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.context import ContextRequest
-from attention_contract.schemas.openai import CompletionRequest
+from attention_contract.schemas.openai import CompletionRequest, DrawOptions
 from attention_service.models.answers.context.context_costs import ContextSizes, new_tokens, stages
 from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.answers.context.context_run import ContextRun
@@ -14,6 +14,7 @@ from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation import Generation
 from attention_service.models.generation.generation_plan import GenerationPlan, plan_generation
+from attention_service.models.generation.sampling import Sampling
 from attention_service.models.process.served import Answer, Facts, PricedRun
 
 Then = Callable[[ContextPlan], PricedRun]
@@ -28,34 +29,39 @@ class AnswerGeneration(Generation):
         reader: str,
     ) -> None:  # fmt: skip
         super().__init__(decoder, request, plan, lambda _: None, reader)
-        self._context, self._then, self._ends, self._stops = context, then, plan.ends, plan.sampling.stops
+        self._context, self._then, self._ends, self._sampling = context, then, plan.ends, plan.sampling
 
     def then(self) -> PricedRun:
         """Return the work about the answer. Raises InvalidRequest for one without a token."""
         prompt = self._context.inputs.text.ids[0].tolist()
         ids = self.first[len(prompt) :]
-        ids = ids[:-1] if ids and ids[-1] in self._ends else ids
-        answer, ends = _text_of(self._loaded.reader.tokenizer, prompt, ids, self._stops)
+        tokenizer: Any = self._loaded.reader.tokenizer
+        if ids and ids[-1] in self._ends and not tokenizer.decode(ids[-1:], skip_special_tokens=True):
+            ids = ids[:-1]
+        answer, ends = _text_of(tokenizer, prompt, ids, self._sampling)
         if not ends:
             raise InvalidRequest.at("answer", "the model ends its answer before a first word; send one")
         return self._then(self._context.answered(self._loaded, ids[: len(ends)], ends, answer))
 
 
-def _text_of(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], stops: Sequence[str]) -> tuple[str, list[int]]:
-    """A generated text before the first stop text, and its characters up to each of its tokens."""
-    decoded, text = GeneratedText(tokenizer, prompt, ()), ""
-    ends = []
+def _text_of(
+    tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], sampling: Sampling
+) -> tuple[str, list[int]]:  # fmt: skip
+    """A generated text before the stop text that ended it, and its characters up to each of its tokens."""
+    whole = GeneratedText(tokenizer, prompt, ())
+    stopping = GeneratedText(tokenizer, prompt, sampling.stops, sampling.least_tokens)
+    text, length, ends = "", 0, list[int]()
     for token in ids:
-        text += decoded.add(token)
-        ends.append(len(text))
-    text += decoded.rest()
+        text += stopping.add(token)
+        length += len(whole.add(token))
+        ends.append(length)
+    text += stopping.rest()
     if ends:
-        ends[-1] = len(text)
-    cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
-    if not cuts:
-        return text, ends if text else []
-    kept = [end for begin, end in zip([0, *ends[:-1]], ends, strict=True) if begin < min(cuts)]
-    return text[: min(cuts)], [min(end, *cuts) for end in kept]
+        ends[-1] += len(whole.rest())
+    if stopping.stopped:
+        begins = [0, *ends[:-1]]
+        ends = [min(end, len(text)) for begin, end in zip(begins, ends, strict=True) if begin < len(text)]
+    return text, ends if text else []
 
 
 def staged(run: ContextRun, index: int = 0) -> PricedRun:
@@ -75,9 +81,8 @@ def generating(
     """The work that generates the answer first. Raises InvalidRequest that names the field at fault."""
     loaded = decoder.loaded
     most = new_tokens(loaded, request, context)
-    names = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")
     completion = CompletionRequest.model_validate(
-        {name: getattr(request, name) for name in names}
+        {name: getattr(request, name) for name in ("temperature", *DrawOptions.model_fields)}
         | {
             "model": loaded.name,
             "prompt": context.inputs.text.ids[0].tolist(),

@@ -75,6 +75,10 @@ def test_a_classifier_answers_with_its_classes_and_their_gradients(models):
     with pytest.raises(InvalidRequest) as caught:
         models.gradients("moods", TEXT, of={"token": "ugly"})
     assert caught.value.param == "of.token"
+    for fields in ({"sweep": {"tap": "context", "set": 0}}, {}):
+        with pytest.raises(InvalidRequest, match="predicts one class") as caught:
+            (models.effects if fields else models.gradients)("moods", TEXT, of={"position": 1}, **fields)
+        assert caught.value.param == "of.position"
     entities = models.forward("names", TEXT, top_k=1).predictions
     assert [each.position for each in entities] == [*range(5)]
 

@@ -38,6 +38,15 @@ def forward_pass(loaded: LoadedModel, request: ModelForwardRequest, checked: Che
     return AttentionPass(layer_tasks(loaded, checked, request, lambda place, _: _taps_task(place, request, taps)))
 
 
+def _check_head(loaded: LoadedModel, request: ModelForwardRequest) -> None:
+    """Raise InvalidRequest for logits, or predictions of some tokens, of a model without a prediction head."""
+    if loaded.head.predicts is None:
+        if "logits" in request.return_:
+            raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
+        if request.positions is not None:
+            raise InvalidRequest.at("positions", f"{loaded.without_head}; leave positions out")
+
+
 @torch.no_grad()
 def forward_reply(
     loaded: LoadedModel,
@@ -61,8 +70,7 @@ def forward_reply(
     ):
         answered = answer_places(checked.inputs)
         predicted = [[*row, *more] for row, more in zip(predicted, answered, strict=True)]
-    if head.predicts is None and "logits" in wanted:
-        raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
+    _check_head(loaded, request)
     taps: Any = _inner_taps(request)
     asking = forward_pass(loaded, request, checked)
     asking.own = own

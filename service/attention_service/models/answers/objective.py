@@ -138,7 +138,7 @@ def objective_of(
 
 def _place(head: PredictionHead, inputs: Inputs, of: PredictedLogit) -> Places | None:
     """The place of the prediction in each text; None for the likeliest one of a class. Raises InvalidRequest."""
-    if not head.by_token:
+    if not head.by_token and of.position is None:
         return head.places(None, inputs)
     if of.position is None and head.predicts == "class" and (head.unit == "span" or of.token is not None):
         return None

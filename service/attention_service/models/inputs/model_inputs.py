@@ -63,6 +63,8 @@ class InputReader:
     """Samples a second of its sounds; 0 of a model that hears none."""
     edge = 0
     """The ``shortest_edge`` of the image processor."""
+    leaves_out = False
+    """True if the model sees a part of its input, chosen at random."""
     shifts = False
     """True if the decoder reads the text itself, moved by one token, as in classifiers of BART and T5."""
     last_states: int | None = None

@@ -107,6 +107,8 @@ def check_request(
     ``answers``: true for a layer with implicit weights that can answer the request, so that it is one of ``all``;
     None for a request that such layers cannot answer.
     """
+    if request.mask_seed and not loaded.reader.leaves_out:
+        raise InvalidRequest.at("mask_seed", "this model sees all of its input; leave it out")
     inputs = loaded.reader.read(request)
     absent = loaded.reader.absent(inputs)
     if request.layers == "all":

@@ -44,6 +44,7 @@ class EncoderInputs(InputReader):
         self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
         self._mask_ratio: float | None = float(sees.mask_ratio) if "noise" in self.names else None
         """The share of patches that the model leaves out at random, as ViT-MAE; None for a model that sees all."""
+        self.leaves_out = self._mask_ratio is not None
         self.windows: dict[str, LayerWindows] = {}
         """The windows of layers that attend within such, by the text of their keys."""
         self._size: torch.Size | None = None

@@ -182,9 +182,17 @@ def check(block: Block, printed: str) -> None:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as fault:
         raise SnippetError(f"not JSON ({fault}): {text}") from None
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises SnippetError for a key that is there twice."""
+    found = dict(fields)
+    if len(found) < len(fields):
+        raise SnippetError(f"a key twice among {', '.join(name for name, _ in fields)}")
+    return found
 
 
 def json_difference(shown: Any, printed: Any, path: str) -> str | None:

@@ -139,6 +139,19 @@ def test_the_overview_names_every_variant():
         assert words.get(variant.name, variant.name.replace("_", " ")) in text.replace("_", " "), variant.name
 
 
+def test_the_overview_links_every_document():
+    text = (ROOT / "docs" / "overview.md").read_text("utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"overview.md"}
+    assert sorted(name for name in pages if not re.search(rf"\]\({re.escape(name)}[)#]", text)) == []
+
+
+def test_the_readme_lists_every_extra_of_users():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "README.md").read_text("utf-8").partition("## Install parts of it")[2]
+    extras = project["optional-dependencies"].keys() - {"test", "dev", "docs"}
+    assert sorted(name for name in extras if f"`{name}`" not in text) == []
+
+
 def test_every_dependency_has_its_reason():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = [

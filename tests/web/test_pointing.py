@@ -123,7 +123,7 @@ def test_heads_of_a_layer_have_lines_of_their_colours(visit, recorded):
     assert len({(ink, dash) for ink, dash, _ in drawn}) == 3
     visit.picture("lines-heads")
     page.locator(".drawing text", has_text="cat").first.hover()
-    readout = page.locator(".told", has_text="cat looks most at L1H3")
+    readout = page.locator(".caption", has_text="cat looks most at L1H3")
     readout.wait_for()
     tokens = recorded.facts.tokens["layers"]
     for head in (3, 5, 9):

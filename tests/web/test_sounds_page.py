@@ -37,7 +37,7 @@ def choose(page) -> None:
 
 
 def readout_shows(page, text: str | re.Pattern) -> None:
-    page.locator(".player .told", has_text=text).wait_for()
+    page.locator(".player .caption", has_text=text).wait_for()
 
 
 def row(visit: Visit, layer: str, head: int, query: int) -> np.ndarray:

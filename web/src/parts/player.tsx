@@ -18,22 +18,22 @@ const written = ([from, to]: [number, number]) => `${from.toFixed(2)} to ${to.to
 const strongest = (of: ArrayLike<number>) => Array.from(of).reduce((best, each, i, all) => (each > all[best] ? i : best), 0);
 
 /** What the strip shows: a number for each frame, the frame that is marked, and both in words. */
-function shownOf({ queries, keys, seconds = {} }: Layer, of: Matrix | null, query: number | null, key: number | null): { spans: Span[]; values?: ArrayLike<number>; marked: number | null; told: string } {
+function shownOf({ queries, keys, seconds = {} }: Layer, of: Matrix | null, query: number | null, key: number | null): { spans: Span[]; values?: ArrayLike<number>; marked: number | null; caption: string } {
   const [looking, seen] = [seconds.queries, seconds.keys];
   const values = seen && of ? (query === null ? marginals(of).keys : row(of, query)) : undefined;
   const spans = seen ?? looking ?? [];
   const of_query = query === null ? undefined : looking?.[query];
   const of_key = key === null ? undefined : seen?.[key];
   const common = { spans, ...(values ? { values } : {}) };
-  if (key !== null && of_key) return { ...common, marked: key, told: query === null || !values ? `${keys[key]}: ${written(of_key)}` : `${queries[query]} looks at ${written(of_key)}: ${precise(values[key], 3)}` };
-  if (query !== null && of_query && looking === spans) return { ...common, marked: query, told: `${queries[query]}: ${written(of_query)}` };
+  if (key !== null && of_key) return { ...common, marked: key, caption: query === null || !values ? `${keys[key]}: ${written(of_key)}` : `${queries[query]} looks at ${written(of_key)}: ${precise(values[key], 3)}` };
+  if (query !== null && of_query && looking === spans) return { ...common, marked: query, caption: `${queries[query]}: ${written(of_query)}` };
   if (query !== null && values && seen) {
     const most = strongest(values);
     const at = seen[most];
     const own = of_query ? ` (${written(of_query)})` : "";
-    return { ...common, marked: at ? most : null, told: at ? `${queries[query]}${own} looks at ${written(at)} most: ${precise(values[most], 3)}` : `${queries[query]}${own} looks behind the end of the sound most` };
+    return { ...common, marked: at ? most : null, caption: at ? `${queries[query]}${own} looks at ${written(at)} most: ${precise(values[most], 3)}` : `${queries[query]}${own} looks behind the end of the sound most` };
   }
-  return { ...common, marked: null, told: seen ? "Point at the sound, a frame or a token; click the sound to hear it from there." : "Tokens of this layer have no seconds." };
+  return { ...common, marked: null, caption: seen ? "Point at the sound, a frame or a token; click the sound to hear it from there." : "Tokens of this layer have no seconds." };
 }
 
 export function Player({ subject, layer, head, sound }: SubjectProps & { sound: Sound }) {
@@ -51,7 +51,7 @@ export function Player({ subject, layer, head, sound }: SubjectProps & { sound: 
   });
   const weights = value?.at === at ? value.weights : null; // not those of the head before
   const inside = (token: number | null, tokens: string[]) => (token !== null && token < tokens.length ? token : null);
-  const { spans, values, marked, told } = shownOf(attention, weights, inside(query, attention.queries), inside(key, attention.keys));
+  const { spans, values, marked, caption } = shownOf(attention, weights, inside(query, attention.queries), inside(key, attention.keys));
   const isKey = attention.seconds?.keys !== undefined;
   const point = (frame: number | null) => pointing.set(frame === null ? NOWHERE : { ...(isKey ? { query: null, key: frame } : { query: frame, key: null }), ...(other ? { head: other } : {}) });
   const hear = (second: number) => {
@@ -67,8 +67,8 @@ export function Player({ subject, layer, head, sound }: SubjectProps & { sound: 
   return (
     <section class="player" aria-label="The sound">
       <audio ref={audio} controls preload="auto" src={sound.url} aria-label={sound.name} onTimeUpdate={(event) => follow(event.currentTarget.currentTime)} onEnded={() => point(null)} />
-      <SoundStrip sound={sound} spans={spans} values={values} marked={marked} playing={playing} label={`${sound.name} over its seconds: ${told}`} point={point} pick={hear} />
-      <p class="told">{told}</p>
+      <SoundStrip sound={sound} spans={spans} values={values} marked={marked} playing={playing} label={`${sound.name} over its seconds: ${caption}`} point={point} pick={hear} />
+      <p class="caption">{caption}</p>
     </section>
   );
 }

@@ -52,7 +52,7 @@ export function TokenRow({ of, queries, keys, at = NOWHERE, pick, say = false }:
   return (
     <div class="tokens" onPointerLeave={() => pointing.set(NOWHERE)}>
       {one ? <p>{list(queries, false, (i) => toKeys(i) || fromQueries(i))}</p> : <><p><small>queries</small> {list(queries, false, fromQueries)}</p>{few && <p><small>keys</small> {list(keys, true, toKeys)}</p>}</>}
-      {say && whole && <p class="told" aria-hidden="true">{readout([{ of }], queries, keys, pointed)}</p>}
+      {say && whole && <p class="caption" aria-hidden="true">{readout([{ of }], queries, keys, pointed)}</p>}
     </div>
   );
 }

@@ -92,7 +92,7 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
   const before = value && !here && !problem && kind === "model" && value.params.source === params.source;
   return (
     <>
-      <div class="asked">
+      <div class="subject-row">
         <Header subject={value?.subject ?? null} />
         {kind === "model" && <Sentence id={id} tokens={here ? (value.subject.whole?.read ?? null) : null} again={problem?.again} />}
       </div>

@@ -29,10 +29,10 @@ const named = ({ id, texts }: LensInfo) => `Jacobian lens ${short(id)}${texts ? 
 /** The lenses of a model; `chosen` is the one that the view reads by, none for the logit lens. */
 export function FittedLenses({ id, chosen }: { id: string; chosen: string | undefined }) {
   const { go } = usePage();
-  const [asked, ask] = useState(0);
+  const [round, ask] = useState(0);
   const { busy, problem, done, run } = useWork();
   const path = `v1/models/${encodeURIComponent(id)}/lenses`;
-  const { value, problem: unlisted } = useLoaded(`${id}/${asked}`, (signal) => call<{ lenses: LensInfo[] }>("GET", path, undefined, signal));
+  const { value, problem: unlisted } = useLoaded(`${id}/${round}`, (signal) => call<{ lenses: LensInfo[] }>("GET", path, undefined, signal));
   const lenses = value?.lenses ?? [];
   const ready = lenses.filter(({ state }) => state === "ready");
   const fitting = busy || lenses.some(({ state }) => state === "fitting");

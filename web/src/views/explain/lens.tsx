@@ -48,8 +48,8 @@ interface GridProps extends Pick<SubjectProps, "subject" | "layer"> {
 
 function Grid({ subject, layer, id, input, places, cut }: GridProps) {
   const { params, go, theme } = usePage();
-  const asked = request(id, { ...input, of: ["hidden"], positions: places, top_k: LIKELIEST });
-  const { value, problem } = useLoaded(JSON.stringify(asked.body), (signal) => call<LensReply>(asked.method, asked.path, asked.body, signal));
+  const sent = request(id, { ...input, of: ["hidden"], positions: places, top_k: LIKELIEST });
+  const { value, problem } = useLoaded(JSON.stringify(sent.body), (signal) => call<LensReply>(sent.method, sent.path, sent.body, signal));
   const at = integer(params.at, places[places.length - 1], places[0], places[places.length - 1]);
   useCorrected(params.at === undefined ? {} : { at });
   if (problem) return <ProblemBox problem={problem} />;
@@ -102,7 +102,7 @@ function Grid({ subject, layer, id, input, places, cut }: GridProps) {
         ]} />
         <Heads id={id} input={input} layer={{ ref: row.ref, index: row.index }} place={at} target={layers[layers.length - 1].top.ids[column][0]} named={name} />
       </div>
-      <Commands calls={[asked]} />
+      <Commands calls={[sent]} />
     </>
   );
 }
@@ -120,8 +120,8 @@ interface HeadsProps {
 /** What each head of a layer adds to the logits at one token, and to that of the model's own prediction. */
 function Heads({ id, input, layer, place, target, named }: HeadsProps) {
   const { go } = usePage();
-  const asked = request(id, { ...input, of: ["heads"], layers: [/^\d+$/.test(layer.ref) ? Number(layer.ref) : layer.ref], positions: [place], top_k: LIKELIEST, targets: [target] });
-  const { value, problem, busy } = useLoaded(JSON.stringify(asked.body), (signal) => call<LensReply>(asked.method, asked.path, asked.body, signal));
+  const sent = request(id, { ...input, of: ["heads"], layers: [/^\d+$/.test(layer.ref) ? Number(layer.ref) : layer.ref], positions: [place], top_k: LIKELIEST, targets: [target] });
+  const { value, problem, busy } = useLoaded(JSON.stringify(sent.body), (signal) => call<LensReply>(sent.method, sent.path, sent.body, signal));
   const heads = value?.layers[0].heads;
   if (problem) return <ProblemBox problem={problem} />;
   if (!heads) return <Waiting what="Asking the server for the heads" />;
@@ -134,7 +134,7 @@ function Heads({ id, input, layer, place, target, named }: HeadsProps) {
         { head: named(target), number: true, title: "the direct contribution to the logit of the token that the model predicts", cell: ({ added }) => precise(added, 3) },
         { head: "promotes most", cell: ({ ids }) => <span class="wrap">{ids.map((each) => shownToken(value.names[each] ?? String(each))).join(" ")}</span> },
       ]} />
-      <Commands calls={[asked]} />
+      <Commands calls={[sent]} />
     </div>
   );
 }

@@ -68,7 +68,7 @@ export function HeadLines({ subject, layer, head, least, only }: HeadLinesProps)
       {weights && (
         <>
           <Export of={{ name: `lines-${layerName}`, scene: () => lineScene(drawn, { theme, title, queries, keys, least, only }), rows: () => [["head", "query", "key", "weight"], ...rows()], json: () => ({ layer: layerName, heads: chosen, queries, keys, least, weights: weights.map(({ data }) => Array.from(data)) }) }} />
-          <p class="told" aria-hidden="true">{readout(weights.map((of, i) => ({ name: heads[chosen[i]], of })), queries, keys, pointed)}</p>
+          <p class="caption" aria-hidden="true">{readout(weights.map((of, i) => ({ name: heads[chosen[i]], of })), queries, keys, pointed)}</p>
           <TokenLines drawn={drawn} queries={queries} keys={keys} title={title} least={{ all: least, one: Math.min(least, LEAST_OF_ONE) }} only={only}
             pick={(at, query, key) => go(open(chosen[at], { query, key }))} />
           <p class="small">Point at a token to see its lines alone. A click on a line{heads.length > 1 ? " or on a head's name" : ""} opens the map of that head.</p>

@@ -28,8 +28,7 @@ from attention_service.models.loaded.checked_request import CheckedRequest, may_
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
-from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
-from attention_service.models.passes.module_taps import MODULE_TAPS
+from attention_service.models.passes.module_taps import CHOSEN_SHARE, MODULE_TAPS
 
 Question = tuple[Any, CheckedRequest]
 """A request, and what was read of it."""

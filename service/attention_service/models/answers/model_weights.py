@@ -30,8 +30,8 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
-from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
 from attention_service.models.passes.layer_states import LayerStates
+from attention_service.models.passes.module_taps import CHOSEN_SHARE
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import (
     BoundStatistics,

@@ -20,8 +20,7 @@ from attention_service.core.edits import AXES, BoundEdit
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.problem import Problem, Selection, Widths
 from attention_service.core.tensors import pick, torch_dtype_name
-from attention_service.models.passes.chosen_keys import CHOSEN_SHARE, chosen_share
-from attention_service.models.passes.module_taps import GATE, INDEX_SCORES, MODULE_TAPS
+from attention_service.models.passes.module_taps import CHOSEN_SHARE, GATE, INDEX_SCORES, MODULE_TAPS, chosen_share
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics
 from attention_service.runtime.operations import compute

@@ -20,11 +20,11 @@ from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.passes.attention_pass import AttentionPass, widths_of
-from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
 from attention_service.models.passes.layer_keys import Compression, LayerWindows
 from attention_service.models.passes.module_hooks import State, after, turned
 from attention_service.models.passes.module_taps import (
     CHOSEN,
+    CHOSEN_SHARE,
     GATE,
     INDEX_SCORES,
     MODULE_TAPS,

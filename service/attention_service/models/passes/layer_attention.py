@@ -32,7 +32,6 @@ from attention_service.models.passes.attention_pass import (
     bound_to,
     problem_of,
 )
-from attention_service.models.passes.chosen_keys import dense_keys, seen_keys
 from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.joined_calls import JoinedCalls
 from attention_service.models.passes.module_taps import (
@@ -41,6 +40,8 @@ from attention_service.models.passes.module_taps import (
     NOTHING_BESIDE,
     ModuleRuns,
     ModuleTaps,
+    dense_keys,
+    seen_keys,
 )
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.compute import tap_results

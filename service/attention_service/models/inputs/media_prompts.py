@@ -9,7 +9,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, MessagePart, ModelInput, TextPart
 from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
 from attention_service.models.inputs.input_stacks import Inputs, Span, Stack, Tokens, parted_answer
-from attention_service.models.inputs.model_inputs import InputReader, medium_of
+from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.text_tokens import medium_of
 
 
 class MediaPrompts(InputReader):

@@ -24,8 +24,8 @@ from attention_service.models.inputs.images.encoder_inputs import (
 from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack, Tokens
 from attention_service.models.inputs.media_prompts import MediaPrompts
-from attention_service.models.inputs.model_inputs import default_template
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, patch_name
+from attention_service.models.inputs.text_tokens import default_template
 from attention_service.models.passes.attention_places import AttentionPlace
 
 _MERGES: Final = range(1, 17)

@@ -14,10 +14,10 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import AudioBytes, ModelInput
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack, Tokens
 from attention_service.models.inputs.media_prompts import MediaPrompts, tokens_of
-from attention_service.models.inputs.model_inputs import default_template
 from attention_service.models.inputs.sounds.sound_decoding import Sound, decoded
 from attention_service.models.inputs.sounds.sound_frames import part_of
 from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
+from attention_service.models.inputs.text_tokens import default_template
 from attention_service.models.passes.attention_places import AttentionPlace
 
 _SHORT: Final = 1.0

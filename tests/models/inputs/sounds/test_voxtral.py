@@ -9,7 +9,6 @@ import orjson
 import pytest
 import soundfile
 import torch
-from attention_service.models.answers.model_inspection import forward_reply
 from tests.conftest import live_server
 from tests.models.inputs.sounds.small_sounds import RATE, SECONDS, file_of, sent, speech
 from tests.models.inputs.sounds.small_voxtral import (
@@ -33,6 +32,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequest
 from attention_contract.schemas.openai_api.transcriptions import Transcription, TranscriptionRequest
 from attention_contract.validation import validate
+from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.checkpoint_facts import TEKKEN
 from attention_service.models.generation import transcription_plan

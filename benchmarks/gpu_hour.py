@@ -43,7 +43,9 @@ STEPS = (
     Step("machine", "which GPU, which driver", "nvidia-smi", 1, "nvidia-smi"),
     Step("tests", "every test that needs a GPU", "python -m pytest -q -p no:cacheprovider -m gpu tests", 15),
     Step("claims", "one line a claim, beside its goal", "python -m benchmarks.gpu_claims", 15),
-    Step("models", "a whole model of a billion parameters beside transformers", "python -m benchmarks.gpu_models", 5),
+    Step(
+        "models", "a model of a billion parameters beside transformers and vLLM", "python -m benchmarks.gpu_models", 8
+    ),
     Step(
         "walk",
         "every model type beside its eager self, both on the GPU",

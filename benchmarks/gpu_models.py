@@ -1,9 +1,11 @@
-"""A whole model of a billion parameters on a GPU beside transformers itself: passes, generation, and many callers.
+"""A whole model of a billion parameters on a GPU beside transformers and vLLM: passes, generation, many callers.
 
 ``python -m benchmarks.gpu_models`` prints one line a measurement. ``--device cpu --small`` shows that it runs.
 """
 
 import argparse
+import importlib
+import importlib.util
 import sys
 import time
 import traceback
@@ -160,11 +162,15 @@ def generation(work: Work, device: str) -> Iterator[str]:
 
 
 def callers(work: Work, device: str) -> Iterator[str]:
-    """Many callers over HTTP: tokens and texts a second of all, and what a load takes."""
+    """Many callers over HTTP, beside one batch of transformers: tokens and texts a second, and what a load takes."""
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        made(work, device).save_pretrained(root / "models" / "llama")
+        model = made(work, device)
+        model.save_pretrained(root / "models" / "llama")
         letters().save_pretrained(root / "models" / "llama")
+        for count in work.callers:
+            yield f"one batch of {count} texts by transformers: {_batch_rate(model, count, work, device):.1f} tokens/s"
+        del model
         port = free_port()
         command = [sys.executable, "-m", "attention_service", "--models-dir", str(root / "models")]
         command += ["--device", device, "--port", str(port)]
@@ -178,6 +184,33 @@ def callers(work: Work, device: str) -> Iterator[str]:
             raise
 
 
+def _batch_rate(model: Any, count: int, work: Work, device: str) -> float:
+    """Tokens a second of ``generate`` for so many texts at once."""
+    given = torch.tensor([tokens(work.prompt, work, seed) for seed in range(count)], device=device)
+    settings = {"do_sample": False, "max_new_tokens": work.new, "pad_token_id": 0}
+    run = partial(model.generate, given, attention_mask=torch.ones_like(given), **settings)
+    run()
+    return 1e3 * count * work.new / median(milliseconds(run, device) for _ in range(work.rounds))
+
+
+def vllm(work: Work, device: str) -> Iterator[str]:
+    """The same texts by vLLM, where it is installed."""
+    if importlib.util.find_spec("vllm") is None:
+        yield "vLLM is not installed"
+        return
+    library: Any = importlib.import_module("vllm")
+    with TemporaryDirectory() as folder:
+        made(work, device).save_pretrained(folder)
+        engine = library.LLM(model=folder, skip_tokenizer_init=True, dtype="bfloat16", gpu_memory_utilization=0.5)
+        settings = library.SamplingParams(temperature=0, max_tokens=work.new, ignore_eos=True, detokenize=False)
+        for count in work.callers:
+            prompts = [{"prompt_token_ids": tokens(work.prompt, work, seed)} for seed in range(count)]
+            run = partial(engine.generate, prompts, settings, use_tqdm=False)
+            run()
+            seconds = median(milliseconds(run, device) for _ in range(work.rounds)) / 1e3
+            yield f"{count} texts by vLLM: {count * work.new / seconds:.1f} tokens/s"
+
+
 def _answer_lines(url: str, work: Work) -> Iterator[str]:
     with Client(url, timeout=300) as client:
         started = time.perf_counter()
@@ -185,6 +218,12 @@ def _answer_lines(url: str, work: Work) -> Iterator[str]:
         yield f"first answer after {time.perf_counter() - started:.1f} s; the model ran on {first.ran.device}"
         info = client.models.get("llama")
         yield f"counted {info.bytes / 2**20:.0f} MiB; memory {client.server.info().memory}"
+        heads, last = work.config["num_attention_heads"], str(work.config["num_hidden_layers"] - 1)
+
+        def edited(seed: int) -> Json:
+            """The edit of one caller, of another head than those of the others."""
+            return {"statistics": [], "edits": {last: [{"tap": "context", "heads": [seed % heads], "set": 0}]}}
+
         questions: dict[str, tuple[Callable[[int], object], int]] = {
             "generated tokens": (
                 lambda seed: client.models.generate(
@@ -198,6 +237,13 @@ def _answer_lines(url: str, work: Work) -> Iterator[str]:
                 ),
                 work.new,
             ),
+            "generated tokens with an edit of each caller's own": (
+                lambda seed: client.models.generate(
+                    "llama", tokens(work.prompt, work, seed), max_tokens=work.new, temperature=0,
+                    attention=edited(seed),
+                ),
+                work.new,
+            ),
             "forwards": (lambda seed: client.models.forward("llama", tokens=tokens(work.prompt, work, seed)), 1),
             "statistics": (
                 lambda seed: client.models.weights(
@@ -205,7 +251,11 @@ def _answer_lines(url: str, work: Work) -> Iterator[str]:
                 ),
                 1,
             ),
-        }
+            "replies with all weights": (
+                lambda seed: client.models.weights("llama", tokens=tokens(work.prompt, work, seed)),
+                1,
+            ),
+        }  # fmt: skip
         for name, (ask, each) in questions.items():
             ask(0)
             for count in work.callers:
@@ -217,7 +267,7 @@ def _answer_lines(url: str, work: Work) -> Iterator[str]:
         yield f"in flight afterwards: {memory.in_flight_bytes} bytes"
 
 
-PARTS = (passes, generation, callers)
+PARTS = (passes, generation, callers, vllm)
 
 
 def main() -> None:

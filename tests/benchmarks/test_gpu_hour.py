@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -116,7 +118,29 @@ def test_every_question_to_a_whole_model_is_measured():
     for words in (
         "gradients of embeddings, 16 tokens",
         "4 tokens of 2 texts",
+        "one batch of 2 texts by transformers",
         "2 callers: ",
+        "generated tokens with an edit of each caller's own/s",
+        "replies with all weights/s",
         "in flight afterwards: 0",
     ):
         assert any(words in line for line in lines), words
+
+
+def test_vllm_is_measured_where_it_is_installed(monkeypatch):
+    prompt_counts = []
+
+    class Engine:
+        def __init__(self, **options):
+            assert options["dtype"] == "bfloat16"
+
+        def generate(self, prompts, settings, use_tqdm):
+            prompt_counts.append((len(prompts), settings["max_tokens"]))
+
+    library = ModuleType("vllm")
+    library.__spec__ = ModuleSpec("vllm", None)
+    library.LLM, library.SamplingParams = Engine, dict
+    monkeypatch.setitem(sys.modules, "vllm", library)
+    lines = list(gpu_models.vllm(gpu_models.SMALL, "cpu"))
+    assert [line.partition(":")[0] for line in lines] == ["1 texts by vLLM", "2 texts by vLLM"]
+    assert set(prompt_counts) == {(count, gpu_models.SMALL.new) for count in gpu_models.SMALL.callers}

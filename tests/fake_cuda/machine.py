@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
@@ -95,4 +95,6 @@ def driver(counts: Counts) -> Iterator[None]:
         for name, function in functions.items():
             patched.enter_context(mock.patch.object(torch.cuda, name, function))
         patched.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _address))
+        # A real one copies all numbers at once.
+        patched.enter_context(mock.patch.object(FakeTensor, "tolist", lambda self: self.cpu().tolist()))
         yield

@@ -21,6 +21,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.generation import decode_attention
 from attention_service.models.generation import decoder as decoding
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
@@ -249,6 +250,26 @@ def test_a_long_prompt_is_read_in_parts_with_the_same_tokens(kind, monkeypatch):
         hook.remove()
     assert lengths == ([50] if kind == "lfm2_moe" else [12, 12, 12, 12, 2])
     same(callers.end()["it"], whole)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "llama4_text"])
+def test_texts_attend_by_one_call_as_on_a_gpu_as_they_do_alone(kind, monkeypatch):
+    """Some are longer than a window; one is edited; the keys of grouped heads are not copied."""
+    monkeypatch.setattr(decode_attention, "on_gpu", lambda x: True)
+    model = loaded(kind, **FAMILIES[kind][1]) if kind in FAMILIES else llama()
+    asked = {
+        name: {"prompt": TEXT[:length], "attention": {"statistics": [], "edits": edits}, "logprobs": 3}
+        for name, (length, edits) in enumerate([(3, {}), (21, EDITS[2]), (61, EDITS[3]), (40, {})])
+    }
+    callers = Callers(model)
+    for name, fields in asked.items():
+        callers.ask(name, **fields)
+    found = callers.end()
+    assert {each.joined for each in callers.running.values()} == {4}
+    for name, fields in asked.items():
+        (own,), (ours,) = alone(model, **fields), found[name]
+        assert own.logprobs.tokens == ours.logprobs.tokens
+        np.testing.assert_allclose(ours.logprobs.token_logprobs, own.logprobs.token_logprobs, atol=1e-5)
 
 
 def test_draws_are_the_same_whoever_runs_beside():

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -37,6 +38,8 @@ from attention_transformers.registration import forget_function, register_functi
 
 _BY_QUERY: Final = ("position_bias", "indices")
 """Arguments of an attention function that have a dimension of queries, the last but one."""
+_ALIGNED: Final = 16
+"""The multiple of keys to which PyTorch's kernels want the rows of a bias aligned; it copies one that is not."""
 _UNKNOWN: Final = ("softcap", "s_aux", "indices", "block_indices", "sinks")
 """Arguments of an attention function that PyTorch's own does not know."""
 
@@ -138,6 +141,8 @@ class DecodeAttention:
         self._rows: Sequence[TextRow] = ()
         self._joined: JoinedPast | None = None
         self._found: PassWeights | None = None
+        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
+        """The masks of the pass, and the biases made of them."""
 
     def close(self) -> None:
         """Forget the function; the model attends by its own again."""
@@ -155,6 +160,7 @@ class DecodeAttention:
                 yield self._found
         finally:
             self._rows, self._joined, self._found = (), None, None
+            self._biases.clear()
 
     def _mask(self, *args: Any, **kwargs: Any) -> Any:
         """The mask of a pass as PyTorch's function takes it; that of several texts is of each one's keys."""
@@ -207,7 +213,8 @@ class DecodeAttention:
         looks, edited = [row.look for row in rows], [at for at, row in enumerate(rows) if row.edits]
         looking = layer is not None and any(look is not None and look.wants(layer) for look in looks)
         special = any(options.get(name) is not None for name in (*_UNKNOWN, "position_bias"))
-        if special or (on_gpu(query) and not looking):
+        weights: Tensor | None = None
+        if special:
             mask = None if part.key_mask is None else part.key_mask[:, None, None]
             own = _of_rows(options, part.rows, slice(part.key.shape[2]))
             call = attention_call(module, query, part.key, part.value, mask, **{**options, **own})
@@ -215,12 +222,14 @@ class DecodeAttention:
             problem = problem_of(raw)
             weights = weights_of(problem, Selection()) if looking else None
             context = attend(problem, (), kernel=self._core.kernel(raw, edits=False)[1]).context
+        elif on_gpu(query) and not looking:
+            context = self._one_call(query, part, options.get("scaling"))
         else:
             weights, context = _weighed(query, part, options.get("scaling"))
         if layer is None:
             return context
         for at in edited:
-            seen = _seen(part, at, rows[at].seen + 1)
+            seen = range(part.firsts[at], rows[at].seen + 1)
             one = self._edited_row(module, layer, query, part, at, seen, options)
             if one is not None:
                 context = torch.cat([context[:at], one[0], context[at + 1 :]])
@@ -230,6 +239,22 @@ class DecodeAttention:
         if weights is not None and self._found is not None:
             self._found.add(layer, looks, weights)
         return context
+
+    def _one_call(self, query: Tensor, part: Part, scale: float | None) -> Tensor:
+        """The context ``[R, H, 1, Dv]`` by one kernel: the heads of a group are the queries of their keys."""
+        rows, heads, _, width = query.shape
+        q = query.view(rows, part.key.shape[1], -1, width)
+        bias = None if part.key_mask is None else self._bias(part.key_mask, query.dtype)
+        context = scaled_dot_product_attention(q, part.key, part.value, bias, scale=scale)
+        return context.reshape(rows, heads, 1, -1)
+
+    def _bias(self, seen: Tensor, dtype: torch.dtype) -> Tensor:
+        """The bias ``[R, 1, 1, K]`` of the keys that are seen, made once a pass for all layers that see the same."""
+        if id(seen) not in self._biases:
+            rows, keys = seen.shape
+            aligned = seen.new_full((rows, 1, 1, -(-keys // _ALIGNED) * _ALIGNED), -torch.inf, dtype=dtype)
+            self._biases[id(seen)] = seen, aligned[..., :keys].masked_fill_(seen[:, None, None], 0)
+        return self._biases[id(seen)][1]
 
     def _edited_row(
         self, module: nn.Module, layer: LayerKey, query: Tensor, part: Part, at: int, keys: range,
@@ -262,12 +287,6 @@ def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Te
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     context = torch.matmul(weights, part.value)
     return weights.view(rows, heads, 1, -1), context.view(rows, heads, 1, -1)
-
-
-def _seen(part: Part, row: int, count: int) -> range:
-    """The keys that the query of one text sees, which has so many: those in its window are the last."""
-    first = 0 if part.key_mask is None else int(part.key_mask[row].int().argmax())
-    return range(first, count)
 
 
 def _of_rows(options: Mapping[str, Any], rows: slice, keys: slice) -> dict[str, Tensor]:

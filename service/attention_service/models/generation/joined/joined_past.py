@@ -57,6 +57,8 @@ class Part:
     value: Tensor
     key_mask: Tensor | None
     """Bool ``[R, K]``, True for a key that the text's query sees; None if it sees all."""
+    firsts: Sequence[int]
+    """The first key that each text's query sees."""
 
 
 @dataclass(eq=False)
@@ -94,6 +96,12 @@ class _Reach(NamedTuple):
         if self.window is None:
             return found
         return found & (places >= own // self.window * self.window if self.chunked else places > own - self.window)
+
+    def first(self, end: int) -> int:
+        """Return the first key that the query at a place sees."""
+        if self.window is None:
+            return 0
+        return end // self.window * self.window if self.chunked else max(0, end - self.window + 1)
 
 
 class JoinedPast(Cache):
@@ -193,7 +201,8 @@ class JoinedPast(Cache):
             return layer.parts()
         if layer is None or len(key) != len(self.lengths) or key.shape[2] != max(self.lengths) + 1:
             raise UnsupportedModel(f"its attention gets keys {list(key.shape)} that are not those of its past")
-        return [Part(slice(0, len(key)), key, value, layer.padded_mask())]
+        firsts = [layer.reach.first(count) for count in self.lengths]
+        return [Part(slice(0, len(key)), key, value, layer.padded_mask(), firsts)]
 
     def _mask(self, each: _SlabPass, reach: _Reach) -> Tensor | None:
         place = (id(each), reach)
@@ -232,7 +241,8 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
         found = []
         for each in self.past._passes:
             key, value = (x[: len(each.index), :, : each.longest] for x in each.slab.tensors(self.number))
-            found.append(Part(each.rows, key, value, self.past._mask(each, self.reach)))
+            firsts = [self.reach.first(count) for count in each.slab.counts]
+            found.append(Part(each.rows, key, value, self.past._mask(each, self.reach), firsts))
         return found
 
     def _padded(self) -> tuple[Tensor, Tensor]:

@@ -33,12 +33,12 @@ class Pipes:
 
 
 class Generation:
-    """A generation that ends with its second token; its prompt is read in one turn."""
+    """A generation that ends with its second token."""
 
-    unread, has_ended = 0, False
+    has_ended = False
 
-    def __init__(self):
-        self.tokens = 0
+    def __init__(self, unread=0):
+        self.tokens, self.unread = 0, unread
 
     def leave(self):
         pass
@@ -64,6 +64,10 @@ class Model:
         if operation == "chat":
             return PricedRun(10, Generation, generates=True)
 
+        if operation.startswith("read"):  # a prompt of so many tokens
+            unread = int(operation.split()[1])
+            return PricedRun(10, lambda: Generation(unread), unread / 100, generates=True)
+
         if operation == "effects":  # a sweep of many passes
 
             def one_pass():
@@ -88,11 +92,15 @@ class Model:
         return [Answer(ModelList(data=[])) for _ in questions]
 
     def read(self, running, most):
+        for each in running:
+            part = min(most, each.unread)
+            each.unread, most = each.unread - part, most - part
         return {}
 
     def step(self, running):
-        self.passes.append(len(running))
-        for each in running:
+        read = [each for each in running if not each.unread]
+        self.passes.append(len(read))
+        for each in read:
             each.tokens += 1
             each.has_ended = each.tokens == 2
         return {}
@@ -101,8 +109,9 @@ class Model:
         return Answer(last=[], tokens=running.tokens)
 
 
-def ask(number, operation):
+def ask(number, operation, caller="a"):
     facts = {"operation": operation, "free_bytes": 99, "memory": None, "form": JSON, "encoding": "list"}
+    facts["caller"] = caller
     return Message("ask", {"request": number, **facts}, memoryview(b""))
 
 
@@ -156,6 +165,44 @@ def test_a_shared_pass_that_fails_runs_each_alone():
         Turns(pipes, model, []).run()
     assert model.passes == [1, 1, 1]
     assert [request for kind, request in pipes.sent if kind == "reply"] == [0, 1, 2]
+
+
+def ended(*messages):
+    """The requests in the order of their ends, and what was sent."""
+    run(pipes := Pipes(*messages))
+    return [request for kind, request in pipes.sent if kind == "done"], pipes.sent
+
+
+def test_callers_are_answered_in_turn_however_many_requests_one_of_them_has():
+    asked = [each for number in range(5) for each in (ask(number, f"own {number}"), go(number))]
+    asked += [each for number in (5, 6) for each in (ask(number, f"own {number}", "b"), go(number))]
+    assert ended(*asked)[0] == [0, 5, 1, 6, 2, 3, 4]
+
+
+def test_a_short_prompt_waits_for_no_long_ones_of_another_caller():
+    asked = [each for number in range(3) for each in (ask(number, "read 3000"), go(number))]
+    done, sent = ended(*asked, ask(3, "read 20", "b"), go(3))
+    assert done == [3, 0, 1, 2]
+    assert sent.index(("done", 3)) < len(sent) - 6
+    assert ("pass", None) in sent  # a part of a long prompt may take as long as all of it
+
+
+def test_prompts_that_end_with_their_first_token_count_for_their_caller():
+    asked = [each for number in range(6) for each in (ask(number, "read 500"), go(number))]
+    done, _ = ended(*asked, *(each for number in (6, 7) for each in (ask(number, "read 500", "b"), go(number))))
+    assert sorted(done[:4]) == [0, 1, 6, 7]
+
+
+def test_a_request_that_was_admitted_leaves_at_once():
+    pipes, model = Pipes(ask(0, "effects"), go(0), ask(1, "weights", "b"), ask(2, "forward", "b")), Model()
+
+    def in_a_pass(_):
+        pipes.now = [go(1), go(2), Message("cancel", {"request": 2}, memoryview(b""))]
+
+    model.in_a_pass = in_a_pass
+    with pytest.raises(Empty):
+        Turns(pipes, model, []).run()
+    assert pipes.sent.index(("done", 2)) < pipes.sent.index(("reply", 1))
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["in a pass", "between passes"])

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -69,13 +70,18 @@ async def finish(model, count):
     await settle()
 
 
-async def test_one_caller_has_all_places_until_another_comes_and_half_from_then_on(model):
+async def test_one_caller_has_all_places_until_another_comes_who_has_half_as_many_beyond_them(model):
     first = await ask(model, RUNNING + 20, "a")
     assert numbers(model) == (RUNNING, 20)
     second = await ask(model, HALF + 1, "b")
+    assert numbers(model) == (RUNNING + HALF, 20 + 1)
+    third = await ask(model, 1, "c")
+    await finish(model, 1)
+    assert Counter(each.caller for each in model._queue._running) == {"a": RUNNING - 1, "b": HALF, "c": 1}
     await finish(model, HALF)
-    assert numbers(model) == (RUNNING, 20 + 1)
-    assert sum(each.caller == "b" for each in model._queue._running) == HALF
+    assert numbers(model) == (RUNNING + 1, 19 + 1)
+    assert Counter(each.caller for each in model._queue._running) == {"a": HALF, "b": HALF, "c": 1}
+    second += third
     while model.info().running:
         await finish(model, RUNNING)
     assert all(each.done() and each.exception() is None for each in first + second)
@@ -83,6 +89,7 @@ async def test_one_caller_has_all_places_until_another_comes_and_half_from_then_
 
 async def test_dear_requests_let_cheap_ones_of_others_go_first(model):
     await ask(model, RUNNING, "a")
+    await ask(model, HALF, "d")
     dear = await ask(model, 4, "b", cost=100.0)
     cheap = await ask(model, 4, "c")
     await finish(model, 5)

@@ -57,13 +57,12 @@ class ModelCosts:
     def silent_seconds(self, checked: CheckedRequest, passes: int = 1) -> float:
         """Return a bound of the time of so many passes; 0 if they are short."""
         batch, length = checked.inputs.predicted.ids.shape
-        length = max(length, checked.inputs.text.length)
-        if passes * batch * length <= _SHORT:
-            return 0.0
-        return self.seconds_of(batch, length, passes)
+        return self.seconds_of(batch, max(length, checked.inputs.text.length), passes)
 
-    def seconds_of(self, texts: int, length: int, passes: int) -> float:
-        """Return a bound of the time of so many passes over texts of so many tokens."""
+    def seconds_of(self, texts: int, length: int, passes: int = 1) -> float:
+        """Return a bound of the time of so many passes over texts of so many tokens; 0 if they are short."""
+        if passes * texts * length <= _SHORT:
+            return 0.0
         return passes * _SLOWER * self._cost(texts, length, length, weights=True).predicted_ms / 1e3
 
     # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────

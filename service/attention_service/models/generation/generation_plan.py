@@ -94,6 +94,11 @@ class GenerationPlan:
         return max(map(len, self.rows))
 
     @property
+    def longest_pass(self) -> int:
+        """The most tokens that one pass may be over: those of a prompt, or of the text that is kept."""
+        return self.longest + (self.sampling.new_tokens if self.keeps else 0)
+
+    @property
     def choices(self) -> int:
         """The number of sequences that are generated."""
         return len(self.rows) * self.sampling.choices

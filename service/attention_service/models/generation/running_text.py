@@ -182,7 +182,10 @@ class RunningText:
         """The passes over its tokens, beside those of others; the same for all of them, once its prompt was read."""
         if (reason := unjoinable(self.past)) is not None:
             return Sharing(reason)
-        made = self.step_inputs()
+        try:
+            made = self.step_inputs()
+        except Exception as fault:  # it has the fault in a pass of its own, and nobody else
+            return Sharing(f"its passes cannot be prepared: {type(fault).__name__}")
         positions, mask = made.pop("position_ids", None), made.pop("attention_mask", None)
         others = {name: each for name, each in made.items() if name not in {"input_ids", self.past_name}}
         named = sorted(name for name, each in others.items() if not isinstance(each, bool | int | float | str | None))

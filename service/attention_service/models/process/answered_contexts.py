@@ -103,4 +103,4 @@ def generating(
     def run() -> AnswerGeneration:
         return AnswerGeneration(decoder, completion, plan, context, then, facts["reader"])
 
-    return PricedRun(max(plan.needed_bytes(loaded), later), run, generates=True)
+    return PricedRun(max(plan.needed_bytes(loaded), later), run, costs.seconds_of(1, plan.longest_pass), generates=True)

@@ -276,7 +276,8 @@ class ModelOperations:
         def run() -> Generation:
             return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)), facts["reader"])
 
-        return PricedRun(plan.needed_bytes(self.loaded) + more_bytes, run, generates=True)
+        seconds = self.costs.seconds_of(1, plan.longest_pass)
+        return PricedRun(plan.needed_bytes(self.loaded) + more_bytes, run, seconds, generates=True)
 
     def _generating(self, request: TextRequest, facts: Facts, emit: Emit) -> PricedRun:
         def work() -> PricedRun:

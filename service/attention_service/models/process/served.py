@@ -43,7 +43,7 @@ class PricedRun(NamedTuple):
     run: Callable[[], "Answer | PricedRun | Running"]
     """Returns work if the request can be checked only now, as one with images that had to be decoded."""
     seconds: float = 0.0
-    """Estimate of the time for which the process will be silent."""
+    """Estimate of the time for which the process will be silent; of a generation, in a pass over its whole text."""
     generates: bool = False
     """True if it only begins a generation, and takes no pass."""
     group: Hashable = None

@@ -3,7 +3,7 @@
 A request is checked and priced as soon as it comes (``need``), and begins when the server has admitted it (``go``).
 """
 
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from attention_service.runtime.device.freed_memory import (
     keep_freed_memory,
     private_bytes,
 )
+from attention_service.runtime.scheduling.fair_queue import FairQueue
 
 _PROMPTS: Final = 512
 """Tokens of prompts that are read in one turn, so that texts that run wait no longer."""
@@ -39,6 +40,8 @@ _MOMENT_S: Final = 0.002
 """Seconds for which requests that could share a pass are waited for, if they are priced and not yet admitted."""
 _LONG_S: Final = 1.0
 """Seconds that a pass may take without the server being told before."""
+_SHORT_S: Final = 0.1
+"""Seconds that a question counts at least, where callers share the time of the process."""
 
 
 @dataclass(eq=False)
@@ -46,6 +49,7 @@ class Question:
     """A request that has not ended."""
 
     number: int
+    caller: str
     cancellation: Cancellation
     memory: ReplySpace
     form: str = SAFETENSORS
@@ -62,6 +66,8 @@ class Question:
     """The most bytes that it was priced at."""
     running: Any = None
     """Its generation, once that has begun."""
+    seconds: float = 0.0
+    """The time of a pass over the whole text of its generation, if that is long."""
 
 
 @dataclass(eq=False)
@@ -73,10 +79,14 @@ class Turns:
     memories: Sequence[ReplySpace]
     """The memories in which replies are made."""
     questions: dict[int, Question] = field(default_factory=dict)
-    ready: deque[Question] = field(default_factory=deque)
-    """The questions that were admitted, in the order of their admission."""
+    ready: FairQueue[Question] = field(default_factory=FairQueue)
+    """The questions that were admitted."""
     running: list[Question] = field(default_factory=list)
     """Generations."""
+    unread: FairQueue[Question] = field(default_factory=FairQueue)
+    """Generations with a prompt that is still to be read."""
+    step_s: float = 0.0
+    """Seconds that the last token of all running texts took."""
     least: int = 0
     """The bytes of the process when it last gave memory back."""
 
@@ -108,7 +118,7 @@ class Turns:
         if self.running or not self.ready:
             return False
         ready = set(map(id, self.ready))
-        next_one = self.ready[0].work
+        next_one = self.ready.first().work
         priced = [each.work for each in self.questions.values() if id(each) not in ready]
         return any(one is not None and next_one is not None and one.may_share(next_one) for one in priced)
 
@@ -124,8 +134,8 @@ class Turns:
         if message.kind == "go":
             question.waits = {name: message.facts[name] for name in ("queue_ms", "load_ms")}
             question.owner = message.facts["owner"]
-            self.ready.append(question)
-        elif question not in self.ready and question not in self.running:
+            self.ready.add(question)
+        elif question not in self.running:
             self.fail(question, Abandoned())
 
     def ask(self, number: int, message: Message) -> None:
@@ -134,7 +144,8 @@ class Turns:
         memory = facts["memory"]
         space = ReplySpace(None) if memory is None else self.memories[memory]
         cancellation, form, encoding = self.pipes.cancellation(number), facts["form"], facts["encoding"]
-        question = self.questions[number] = Question(number, cancellation, space, form, encoding)
+        question = Question(number, facts["caller"], cancellation, space, form, encoding)
+        self.questions[number] = question
         with self.guarded(question):
             question.work = self.model.prepare(
                 facts["operation"], message.body, facts, lambda event: self.emit(number, event)
@@ -154,14 +165,14 @@ class Turns:
             self.answer(question)
 
     def answer_next(self) -> None:
-        """Answer the question that has waited longest, and with it those that can share its pass."""
-        first = self.ready.popleft()
+        """Answer a question of the caller who used the least time, and with it those that can share its pass."""
+        first = self.ready.first()
         mates = [first, *self._alike(first)]
+        for each in mates:
+            self.ready.begin(each, _SHORT_S if each.work is None else max(each.work.seconds, _SHORT_S))
         if len(mates) == 1:
             self.answer(first)
             return
-        for each in mates[1:]:
-            self.ready.remove(each)
         self._announce(sum(each.work.seconds for each in mates if each.work is not None))
         try:
             answers = self.model.answer_joined([each.work.question for each in mates if each.work is not None])
@@ -183,7 +194,7 @@ class Turns:
         needs, lengths = [first.need], [work.length]
         for each in self.ready:
             other = each.work
-            if other is None or other.group != work.group or each.cancellation.cancelled:
+            if each is first or other is None or other.group != work.group or each.cancellation.cancelled:
                 continue
             tried, sizes = [*needs, each.need], [*lengths, other.length]
             if max(sizes) <= 2 * min(sizes) and len(tried) * max(tried) <= _SHARED * sum(tried) + MUCH:
@@ -196,7 +207,7 @@ class Turns:
         work, question.work = question.work, None
         if work is None:
             return
-        self._announce(work.seconds)
+        self._announce(0.0 if work.generates else work.seconds)
         with self.guarded(question):
             checkpoint()
             question.memory.open(question.need)
@@ -208,8 +219,10 @@ class Turns:
             elif isinstance(found, Answer):
                 self.end(question, found)
             else:
-                question.running = found
+                question.running, question.seconds = found, work.seconds
                 self.running.append(question)
+                if found.unread:
+                    self.unread.add(question)
 
     def _announce(self, seconds: float) -> None:
         """Tell the server that nothing may come for so long."""
@@ -220,29 +233,48 @@ class Turns:
         """Read prompts, and give each running text its next token."""
         for each in [each for each in self.running if each.cancellation.cancelled]:
             self.fail(each, Abandoned())
-        for advance in (self._read, self.model.step):
-            running = list(self.running)
-            try:
-                faults = advance([each.running for each in running])
-            except Exception as fault:  # of none in particular
-                faults = dict.fromkeys(range(len(running)), fault)
-            for at, question in enumerate(running):
-                if at in faults:
-                    self.fail(question, faults[at])
-                else:
-                    self.end_if_ended(question)
+        if self.unread:
+            self.read()
+        if self.running:
+            self._announce(self.step_s)
+            began = time.monotonic()
+            self._advance(self.running, self.model.step)
+            self.step_s = time.monotonic() - began
 
-    def _read(self, running: Sequence[Any]) -> dict[int, Exception]:
-        return self.model.read(running, _PROMPTS) if any(each.unread for each in running) else {}
+    def read(self) -> None:
+        """Read prompts, first those of the caller of whom the least was read."""
+        reading = self.unread.by_share()
+        before = [each.running.unread for each in reading]
+        self._announce(max(each.seconds for each in reading))
+        self._advance(reading, lambda running: self.model.read(running, _PROMPTS))
+        for question, unread in zip(reading, before, strict=True):
+            left = 0 if question.running is None else question.running.unread
+            self.unread.use(question, unread - left)
+            if not left and question in self.unread:
+                self.unread.remove(question)
+
+    def _advance(self, questions: Sequence[Question], step: Callable[[Sequence[Any]], dict[int, Exception]]) -> None:
+        """Take a step of generations. Each that fails gets its fault, and each that ends its end."""
+        questions = list(questions)
+        try:
+            faults = step([each.running for each in questions])
+        except Exception as fault:  # of none in particular
+            faults = dict.fromkeys(range(len(questions)), fault)
+        for at, question in enumerate(questions):
+            if at in faults:
+                self.fail(question, faults[at])
+            else:
+                self.end_if_ended(question)
 
     def end_if_ended(self, question: Question) -> None:
         """Send the end of a generation that has all its tokens."""
         if question.running is not None and question.running.has_ended:
+            self._announce(question.seconds)
             with self.guarded(question):
                 found = self.model.finish(question.running)
                 if isinstance(found, PricedRun):
-                    self.running.remove(question)
-                    question.running, question.work = None, found
+                    self._leave_running(question)
+                    question.work = found
                     self.price(question)
                 else:
                     self.end(question, found)
@@ -282,13 +314,21 @@ class Turns:
 
     def forget(self, question: Question) -> None:
         """Let a request go that has its answer, and what it held."""
-        if question in self.running:
-            self.running.remove(question)
+        self._leave_running(question)
+        if question in self.ready:
+            self.ready.remove(question)
         self.questions.pop(question.number, None)
-        question.running = None
         self.give_back()
         held = {"held_bytes": self.model.held_bytes(), "adapter_bytes": self.model.adapter_bytes()}
         self.pipes.send("done", held, request=question.number)
+
+    def _leave_running(self, question: Question) -> None:
+        """Let a request generate no more."""
+        if question in self.running:
+            self.running.remove(question)
+        if question in self.unread:
+            self.unread.remove(question)
+        question.running = None
 
     def give_back(self) -> None:
         """Give back what the requests under way do not need, before the server counts without it."""

@@ -130,6 +130,7 @@ class QuestionRun:
                 exchange.allow(self._reading_bytes)
                 facts = {
                     "operation": question.operation,
+                    "caller": question.caller,
                     "free_bytes": self._environment.budget.capacity,
                     "memory": number,
                     "deadline": question.deadline,

@@ -19,9 +19,9 @@ from attention_service.runtime.scheduling.passes import draining
 
 log = logging.getLogger(__name__)
 RUNNING: Final = 32
-"""Requests that a process has at once."""
+"""Requests that a process has at once, of one caller or of several."""
 OF_ONE: Final = RUNNING // 2
-"""The same of one caller, while others wait."""
+"""The same of one caller while others wait, and of these others beyond ``RUNNING`` while one caller has so many."""
 
 
 class ModelQueue:
@@ -86,9 +86,12 @@ class ModelQueue:
     def _run_next(self) -> None:
         """Give the process those that wait, as many as it may have."""
         while self._worker is not None and self._worker.is_alive and not self._share.ends:
-            if not self.waiting.size or len(self._running) >= RUNNING:
+            barred = self._callers_with_half()
+            others_wait = self.waiting.has_other(barred)
+            limit = RUNNING + OF_ONE if barred and others_wait else RUNNING
+            if not self.waiting.size or len(self._running) >= limit:
                 return
-            question = self.waiting.first(self._callers_with_half())
+            question = self.waiting.first(barred if others_wait else ())
             self.waiting.begin(question, question.cost)
             if question.done.done():
                 continue
@@ -101,8 +104,8 @@ class ModelQueue:
             task.add_done_callback(partial(self._end, question, self._worker))
 
     def _callers_with_half(self) -> set[str]:
-        """Callers who have half of the places although others wait."""
-        if self.waiting.callers < 2 or len(self._running) < OF_ONE:
+        """Callers who have half of the places."""
+        if len(self._running) < OF_ONE:
             return set()
         return {name for name, count in Counter(each.caller for each in self._running).items() if count >= OF_ONE}
 

@@ -52,6 +52,10 @@ class FairQueue(Generic[ItemT]):
         """The number of callers of whom a request waits."""
         return len(self._lines)
 
+    def has_other(self, barred: Container[str]) -> bool:
+        """Return True if a request of a caller waits who is not ``barred``."""
+        return any(name not in barred for name in self._lines)
+
     def count(self, caller: str) -> int:
         """Return the number of requests of one caller that wait."""
         return len(self._lines.get(caller, ()))
@@ -72,15 +76,24 @@ class FairQueue(Generic[ItemT]):
         caller = next(iter(lines)) if one else min(lines, key=self._tags.__getitem__)
         return next(iter(self._lines[caller]))
 
-    def begin(self, item: ItemT, amount: float) -> None:
-        """Take out a request that begins, and note how much of the resource it needs."""
-        tag = self._tags[item.caller]
+    def by_share(self) -> list[ItemT]:
+        """All that wait, those of the caller first who is next."""
+        lines = sorted(self._lines, key=self._tags.__getitem__)
+        return [item for caller in lines for item in self._lines[caller]]
+
+    def use(self, item: ItemT, amount: float) -> None:
+        """Note how much of the resource a request has used, which may go on waiting."""
+        tag = self._tags.get(item.caller, self._now)
         self._now = max(self._now, tag)
         self._tags[item.caller] = tag + amount
-        self.remove(item)
         if len(self._tags) > _REMEMBERED:
             waits = self._lines.keys()
             self._tags = {name: tag for name, tag in self._tags.items() if tag > self._now or name in waits}
+
+    def begin(self, item: ItemT, amount: float) -> None:
+        """Take out a request that begins, and note how much of the resource it needs."""
+        self.use(item, amount)
+        self.remove(item)
 
     def remove(self, item: ItemT) -> None:
         """Take out a request that ends before it began."""

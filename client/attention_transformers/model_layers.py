@@ -75,7 +75,8 @@ def other_mixers(model: nn.Module) -> dict[int, str]:
     """Return the kind of each layer that mixes tokens by other means than a softmax over pairs, by its number."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    kinds = getattr(text, "layer_types", None) or ()
+    # The config of a ResNet, and of a detector with one, lists the kinds that its class knows.
+    kinds = () if getattr(type(text), "layer_types", None) else getattr(text, "layer_types", None) or ()
     return {number: str(kind) for number, kind in enumerate(kinds) if kind not in _NO_MIXERS}
 
 
@@ -152,13 +153,14 @@ def _split(path: str) -> tuple[tuple[str, ...], int | None, tuple[str, ...]]:
 def layer_path(path: str, *, nested: bool = False) -> str | None:
     """Return the path of the layer that the module at this path is part of; None for one outside numbered layers.
 
-    ``nested``: in lists of layers within others, as those of the stages of Swin, the innermost one.
+    ``nested``: in lists of layers within others, as those of the stages of Swin, the innermost one; so too if the inner
+    list is called ``layers``, as that of RT-DETR's encoder.
     """
-    if nested:
+    prefix, number, role = _split(path)
+    if nested or "layers" in role:
         parts = path.split(".")
         last = max((at for at, part in enumerate(parts) if part.isdecimal()), default=None)
         return None if last is None else ".".join(parts[: last + 1])
-    prefix, number, _ = _split(path)
     return None if number is None else ".".join((*prefix, str(number)))
 
 

@@ -1,6 +1,7 @@
 """One model type, built small: its whole pass, weights, gradients and generated tokens beside its eager self."""
 
 import copy
+import re
 import signal
 import sys
 import tempfile
@@ -57,6 +58,7 @@ from attention_service.models.loaded.model_loading import VISION_HALVES as _VISI
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_states import LayerStates
+from attention_service.models.passes.unrun_models import NOT_RUNNING
 from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import LayerKey, attention_modules
@@ -92,6 +94,7 @@ _FORMS: Final = {
     "answers": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
     "images": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "objects": "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
 }  # fmt: skip
 """The classes of other heads."""
 
@@ -184,8 +187,11 @@ def built(kind: str, **entries: Any) -> PreTrainedModel:
     if auto.__name__.endswith(_VISION) and not isinstance(config, auto.config_class):
         config.vision_config.projection_dim = getattr(config, "projection_dim", None)
         config = config.vision_config
-    if not isinstance(config, auto.config_class):
-        config = config.get_text_config(decoder=True)
+    text = config.get_text_config(decoder=True)
+    if not isinstance(config, auto.config_class) and (
+        isinstance(text, auto.config_class) or not hasattr(config, "vision_config")
+    ):
+        config = text
     torch.manual_seed(7)
     with torch.device("meta"):
         count = sum(each.numel() for each in auto._from_config(copy.deepcopy(config)).parameters())
@@ -196,7 +202,8 @@ def built(kind: str, **entries: Any) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2 or "sinks" in name:
-                parameter.normal_(std=min(0.3, parameter.shape[-1] ** -0.5 * 1.7))
+                width = parameter[0].numel() if parameter.ndim == 4 else parameter.shape[-1]
+                parameter.normal_(std=min(0.3, width**-0.5 * (1.0 if parameter.ndim == 4 else 1.7)))
     return model.float()
 
 
@@ -260,7 +267,9 @@ def compared(kind: str, device: str = "cpu") -> Found:
 def short_error(fault: BaseException) -> str:
     """Return the first sentence of an error on one line."""
     text = getattr(fault, "detail", None) or f"{type(fault).__name__}: {fault}"
-    return " ".join(str(text).split())[:160]
+    if isinstance(fault, ImportError) and (package := re.search(r"requires the (\S+) library", str(fault))):
+        text = f"it needs {package[1]}, which is not installed here"
+    return " ".join(str(text).split())[:240]
 
 
 def error(found: Any, expected: Any) -> float:
@@ -293,7 +302,7 @@ def _processor(model: PreTrainedModel) -> Any:
 def _pictures(config: Any) -> Any:
     if config.model_type.startswith("siglip2"):
         return Siglip2ImageProcessorPil(patch_size=config.patch_size, max_num_patches=16)
-    size = getattr(config, "image_size", None) or 8
+    size = getattr(config, "image_size", None) or (64 if hasattr(config, "backbone_config") else 8)
     height, width = (size, size) if isinstance(size, int) else size[-2:]
     return ViTImageProcessorPil(size={"height": height, "width": width})
 
@@ -382,10 +391,10 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     if found.way == "observed":
         returned = returned_weights(model, arguments_of(loaded))
         layers = [np.asarray(layer.weights) for layer in forward_reply(loaded, request).layers]
-        apart = [[_apart(x, own) for own in returned if own.shape == x.shape] for x in layers]
+        apart = [[_apart(x, own) for own in returned if _is_over(x, own)] for x in layers]
         if all(apart) and len(returned) < len(layers):
             found.reasons["weights"] = "the model returns those of some layers; others are compared by their products"
-            apart = [[_apart(x, own) for x in layers if own.shape == x.shape] for own in returned]
+            apart = [[_apart(x, own) for x in layers if _is_over(x, own)] for own in returned]
         if all(apart) and apart:
             found.weights = max(map(min, apart))
         else:
@@ -405,8 +414,14 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     found.weights = max(errors)
 
 
+def _is_over(weights: np.ndarray, own: torch.Tensor) -> bool:
+    """True if both are of the same pairs, whether or not with a batch of one image."""
+    return own.shape[-2:] == weights.shape[-2:] and own.numel() == weights.size
+
+
 def _apart(weights: np.ndarray, own: torch.Tensor) -> float:
     """The difference of weights from those of a model, or of their means over heads if it returns these (WavLM)."""
+    own = own.reshape(weights.shape)
     means = own.shape[0] > 1 and torch.equal(own, own[:1].expand(own.shape))
     return error(np.broadcast_to(weights.mean(0, keepdims=True), weights.shape) if means else weights, own)
 
@@ -424,9 +439,13 @@ def _implicit(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None
 
 def returned_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[torch.Tensor]:
     """Return the weights ``[H, Lq, Lk]``, or ``[B, H, Lq, Lk]`` of images, that a model returns itself."""
-    with torch.no_grad():
-        output = model(**arguments, output_attentions=True)
+    try:
+        with torch.no_grad():
+            output = model(**arguments, output_attentions=True)
+    except NOT_RUNNING:  # a fault of transformers, as of MaskFormer's Swin
+        return []
     attentions = [x for name in output for x in tensors(output[name]) if "attentions" in name and bool((x >= 0).all())]
+    attentions = [x.transpose(1, 2).flatten(0, 1) if x.ndim == 5 else x for x in attentions]  # of Hiera's windows
     return attentions if model.main_input_name == "pixel_values" else [x[0] for x in attentions]
 
 

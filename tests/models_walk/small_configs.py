@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from tests.models.inputs.images.small_detectors import LEVELS, OF_LEVELS, RESNET
 from tests.models.inputs.sounds.small_sounds import HEARS
 
 VOCABULARY: Final = 96
@@ -61,7 +62,45 @@ _SWIN: Final = {
     "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2, "drop_path_rate": 0.0,
 }  # fmt: skip
 _SAM: Final = {"window_size": 3, "global_attn_indexes": [1]}
+_OBJECTS: Final = {"num_queries": 5, "backbone_config": RESNET}
+_TOKENIZER: Final = {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1]}
 OWN: Final[dict[str, dict[str, Any]]] = {
+    **dict.fromkeys(("detr", "conditional_detr", "table-transformer", "dab-detr"), _OBJECTS),
+    **dict.fromkeys(("rt_detr", "rt_detr_v2"), OF_LEVELS | {"num_queries": 5}),
+    "d_fine": OF_LEVELS | {"num_queries": 5, "decoder_n_points": 2},
+    "deformable_detr": {"num_queries": 5, "backbone_config": LEVELS, "num_feature_levels": 3},
+    "lw_detr_vit": {"image_size": 64, "num_windows": 4},
+    "bit": {"num_groups": 8},
+    "mistral_large4_text": {"kv_source_layers": None},
+    "swin2sr": {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+    "mimi": {"upsample_groups": 32},
+    "moonshine_streaming": {"num_key_value_heads": 4, "max_position_embeddings": 600},
+    "efficientloftr": {"hidden_size": 256},
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
+    **dict.fromkeys(
+        ("vibevoice_acoustic_tokenizer", "vibevoice_acoustic_tokenizer_encoder",
+         "vibevoice_acoustic_tokenizer_decoder"), _TOKENIZER,
+    ),
+    "granite4_vision": {
+        "deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2", "spatial_target_layers": [1, 1, 1, 1],
+        "vision_config": {"hidden_size": 64},
+    },
+    "maskformer": {
+        "backbone_config": {"model_type": "swin", **_SWIN, "image_size": 64, "out_features": ["stage1", "stage2"]},
+    },
+    "bridgetower_text_model": {"hidden_size": 64},
+    "bridgetower_vision_model": {"hidden_size": 64},
+    "bridgetower": {"hidden_size": 64},
+    "lw_detr": {"projector_scale_factors": [1.0], "num_queries": 5},
+    "pocket_tts_audio_tokenizer": {"upsample_groups": 32},
+    "gemma4_assistant": {
+        "text_config": {
+            "hidden_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False,
+            "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 2,
+        },
+    },
     "axk1": {"head_dim": 4},
     "bamba": {"attn_layer_indices": [1]},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "head_dim": 4},
@@ -154,7 +193,11 @@ def small_config(kind: str) -> PreTrainedConfig:
     made = CONFIG_MAPPING[kind]
     if kind in HEARS:
         return made(**HEARS[kind][2])
-    entries = shrunk(made().to_dict())
+    try:
+        whole = made()
+    except Exception:  # a type whose own defaults its validators refuse
+        whole = made(**OWN.get(kind, {}))
+    entries = shrunk(whole.to_dict())
     entries.pop("model_type", None)
     return made(**entries)
 
@@ -192,7 +235,9 @@ def shrunk(entries: Mapping[str, Any]) -> dict[str, Any]:
     if entries.get("model_type") in _SECTIONED and isinstance(rotation := entries.get("rope_parameters"), dict):
         pairs = int(SMALL["head_dim"] * rotation.get("partial_rotary_factor", 1.0)) // 2
         found["rope_parameters"] = rotation | {"mrope_section": [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]}
-    return found | OWN.get(str(entries.get("model_type")), {})
+    own = OWN.get(str(entries.get("model_type")), {})
+    within = {key: found[key] | value for key, value in own.items() if key.endswith("_config") and found.get(key)}
+    return found | own | within
 
 
 def _one_of_each_kind(by_layer: Mapping[str, list[Any]], count: int) -> list[int]:

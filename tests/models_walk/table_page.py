@@ -34,8 +34,8 @@ difference, as a share of the largest number that is compared.
 - *implicit*: of layers that mix tokens by a running state, the largest difference of their
   [implicit weights](models.md#layers-without-a-softmax) times values from their own output in transformers, in float64.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).
-- *forms*: the heads besides that for tokens with which its checkpoints open: *classes* of texts, of *tokens* or of
-  *images*, *answers* in a text, a *choice* of texts. Their numbers are not compared here.
+- *forms*: the heads besides that for tokens with which its checkpoints open: *classes* of texts, of *tokens*, of
+  *images* or of *objects* in images, *answers* in a text, a *choice* of texts. Their numbers are not compared here.
 
 **{whole} model types are whole**, of {all} that predict tokens or read tokens, images or sounds. {observed} of them are
 observed. Every number compared differs by less than {close:g}.

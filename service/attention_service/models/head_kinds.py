@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 Predicts = Literal["next", "own", "class"]
 """``next``: the following token; ``own``: the token in its place; ``class``: one of some classes."""
-Unit = Literal["token", "input", "span", "choice"]
+Unit = Literal["token", "input", "span", "choice", "object"]
 """The part of an input that has one prediction: each token; the whole; each token as the first or last of an answer;
-several texts, of which one is chosen."""
+several texts, of which one is chosen; each object that a detector looks for in an image."""
 
 LISTED_CLASSES: Final = 1000
 """Classes that the description of a model names."""
@@ -23,6 +23,8 @@ class HeadKind(NamedTuple):
 
     predicts: Predicts
     unit: Unit = "token"
+    exclusive: bool = True
+    """False if each class has a probability of its own, so that none stands for no object."""
 
 
 _KINDS: Final = {
@@ -41,6 +43,20 @@ _KINDS: Final = {
     "ForMultipleChoice": HeadKind("class", "choice"),
 }  # fmt: skip
 """The kind of each end of a class name."""
+_OF_OBJECTS: Final = {
+    **dict.fromkeys(
+        ("DetrForObjectDetection", "TableTransformerForObjectDetection", "YolosForObjectDetection"),
+        HeadKind("class", "object"),
+    ),
+    **dict.fromkeys(
+        ("ConditionalDetrForObjectDetection", "DabDetrForObjectDetection", "RTDetrForObjectDetection",
+         "RTDetrV2ForObjectDetection", "DFineForObjectDetection"),
+        HeadKind("class", "object", exclusive=False),
+    ),
+}  # fmt: skip
+"""The kinds of detectors, by the names of their classes."""
+NO_OBJECT: Final = "no object"
+"""The last class of a head whose classes exclude each other, for an object that is none."""
 _OTHERS: Final = frozenset({
     "FlaubertForQuestionAnswering", "TapasForQuestionAnswering", "ViltForQuestionAnswering",
     "LxmertForQuestionAnswering", "XLMForQuestionAnswering", "XLNetForQuestionAnswering",
@@ -52,7 +68,8 @@ def head_kind(name: str) -> HeadKind | None:
     """The kind of the head of a class; None for a class without one that predicts."""
     if name in _OTHERS:
         return None
-    return next((kind for end, kind in _KINDS.items() if name.endswith(end)), None)
+    ends = (kind for end, kind in _KINDS.items() if name.endswith(end))
+    return _OF_OBJECTS.get(name) or next(ends, None)
 
 
 def class_names(kind: HeadKind | None, id2label: Any) -> tuple[str, ...]:
@@ -61,7 +78,8 @@ def class_names(kind: HeadKind | None, id2label: Any) -> tuple[str, ...]:
         return ()
     if kind.unit == "span":
         return ("start", "end")
-    if not isinstance(id2label, Mapping):
-        return ("LABEL_0", "LABEL_1")  # which transformers takes and does not write
-    numbered = {int(each): str(name) for each, name in id2label.items() if str(each).isdecimal()}
-    return tuple(numbered[each] for each in sorted(numbered))
+    names: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # which transformers takes and does not write
+    if isinstance(id2label, Mapping):
+        numbered = {int(each): str(name) for each, name in id2label.items() if str(each).isdecimal()}
+        names = tuple(numbered[each] for each in sorted(numbered))
+    return (*names, NO_OBJECT) if kind.unit == "object" and kind.exclusive else names

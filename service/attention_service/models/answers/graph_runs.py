@@ -61,7 +61,7 @@ class GraphRuns:
         if objective.is_open:
             every = objective
             if objective.places is None:
-                every = replace(objective, places=[[*range(stack.length)]] * len(stack.ids))
+                every = replace(objective, places=self._loaded.head.every(stack))
             with torch.no_grad():
                 rows = self._rows(AttentionPass(self._tasks(())), every)
             self.objective = objective.named(rows, stack.mask)
@@ -151,7 +151,7 @@ class GraphRuns:
             places = self._loaded.places.values()
             others = (each for each in places if pixels == (each.queries == "media"))
             first = next(others, next(iter(places)))
-            return before(first.first_layer, embed)
+            return before(first.first_layer, first.batch_first(embed) if first.channels_first else embed)
         return after(self._loaded.embeddings, turned(embed) if self._loaded.embeds_time_first else embed)
 
 

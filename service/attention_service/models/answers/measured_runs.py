@@ -92,7 +92,7 @@ class MeasuredRuns:
         """Run the texts without a change, and find the token whose probability is measured."""
         objective, stack, shared = self._objective, self.checked.inputs.predicted, self._loaded.shared_layers
         if objective.is_open and objective.places is None:
-            every = replace(objective, places=[[*range(stack.length)]] * len(stack.ids))
+            every = replace(objective, places=self._loaded.head.every(stack))
             self._objective = objective.named(self._rows(asking, places=every.places), stack.mask)
         with shared.keeping() as self.kept:
             rows = self._rows(asking)

@@ -30,6 +30,7 @@ from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.graph_runs import EMBEDDINGS, STATES, GraphRun, GraphRuns, Point, differentiated
 from attention_service.models.answers.objective import objective_of
+from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -114,6 +115,8 @@ class ModelGradients:
         if request.integrated is not None:
             gradient, baseline = self._integrated(embedded, request.integrated, points)
             fields["baseline"] = self._array(baseline)
+        if embedded.ndim == 4 and isinstance(loaded.reader, EncoderInputs):  # a grid of patches
+            embedded, gradient = embedded.flatten(1, 2), gradient.flatten(1, 2)
         if "tokens" in request.wrt:
             fields["tokens"] = self._array((gradient * embedded).sum(-1))
         if "embeddings" in request.wrt:

@@ -11,6 +11,7 @@ from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, PredictedLogit
 from attention_service.core.tensors import to_torch
 from attention_service.models.answers.given_answers import answer_ids, answer_logs, answer_places, check_answers
+from attention_service.models.head_kinds import NO_OBJECT
 from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -59,9 +60,12 @@ class Objective:
         logs, batch = self.head.logs(rows.logits, rows.partition), range(len(rows.logits))
         ids = self.ids
         if self.places is None:
-            ids = ids or [0] * len(logs)
             logs = logs if real is None else logs.masked_fill(~real[..., None], -torch.inf)
-            places = [[int(logs[text, :, ids[text]].argmax())] for text in batch]
+            if ids is None and self.head.unit == "object":
+                shown = logs[..., :-1] if self.head.classes[-1] == NO_OBJECT else logs
+                ids = shown.amax(1).argmax(-1).tolist()
+            ids = ids or [0] * len(logs)
+            places = [[rows.places[text][int(logs[text, :, ids[text]].argmax())]] for text in batch]
             return replace(self, places=places, ids=ids)
         return replace(self, ids=logs[:, 0].argmax(-1).tolist() if ids is None else ids)
 
@@ -113,7 +117,8 @@ def objective_of(
         ids = None if of.token is None else [head.find(loaded.reader, of.token, "of.token", choices)] * batch
         against = None if of.against is None else head.find(loaded.reader, of.against, "of.against", choices)
         return Objective(head, _place(head, inputs, of), ids, against, of.logit)
-    length = (loaded.reader.last_states or stack.length) if head.by_token else 1
+    every = head.every(stack)[0]
+    length = (loaded.reader.last_states or len(every)) if head.by_token else 1
     given = to_torch(np.asarray(of.upstream))
     given = given if inputs.several else given[None]
     lengths = 1, length
@@ -132,7 +137,8 @@ def objective_of(
             expected=expected,
             actual=list(of.upstream.shape),
         )
-    chosen = [length - 1] if given.shape[1] == 1 else [*range(length)]
+    first = every[0] if head.by_token else 0
+    chosen = [first + length - 1] if given.shape[1] == 1 else [*range(first, first + length)]
     return Objective(head, [chosen] * batch, upstream=given.to(loaded.model.device))
 
 
@@ -140,7 +146,7 @@ def _place(head: PredictionHead, inputs: Inputs, of: PredictedLogit) -> Places |
     """The place of the prediction in each text; None for the likeliest one of a class. Raises InvalidRequest."""
     if not head.by_token and of.position is None:
         return head.places(None, inputs)
-    if of.position is None and head.predicts == "class" and (head.unit == "span" or of.token is not None):
+    if of.position is None and head.predicts == "class" and (head.unit in {"span", "object"} or of.token is not None):
         return None
     try:
         return head.places([-1 if of.position is None else of.position], inputs)

@@ -73,7 +73,12 @@ class ImageCosts:
         whole = getattr(self._loaded.reader, "whole", ())
         cut = image.windows and int(str(place.key).rpartition(".")[2]) not in whole
         lengths = image.windows if cut else [image.length] * image.crops
-        return sum(flops(place.bound(1, length, length), masked=True).matmul for length in lengths)
+        objects = getattr(self._loaded.reader, "objects", 0) if self.encodes else 0
+        own = {"target": objects}
+        return sum(
+            flops(place.bound(1, own.get(place.queries or "", n), own.get(place.keys or "", n)), masked=True).matmul
+            for n in lengths
+        )
 
 
 def image_tokens(images: Sequence[SizedImage]) -> list[ImageTokens]:

@@ -58,7 +58,8 @@ def in_windows(images: Stack, windows: LayerWindows) -> Stack:
     """Return the tokens of every window of every image: a batch of windows, those of the first image first."""
     found: list[list[Patch | None]] = []
     for row in images.patches or ():
-        tokens = _merged([each for each in row if each is not None], windows)
+        known = sorted((each for each in row if each is not None), key=lambda each: each[2:4])
+        tokens = _merged(known, windows)
         found += [[tokens[at] if at >= 0 else None for at in window] for window in windows.order.tolist()]
     ids = windows.order.repeat(len(images.ids), 1).to(images.ids.device)
     spans: list[list[Span]] = [[None] * ids.shape[1]] * len(ids)

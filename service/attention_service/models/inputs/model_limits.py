@@ -1,5 +1,6 @@
 """Limits of the inputs of a model, found in its config and its modules: tokens, lengths, padding."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -57,8 +58,15 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     try:
         return int(reads.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):
-        reason = f"{type(model).__name__} has no table of token embeddings, and a model here reads tokens"
+        reason = f"{type(model).__name__} has no table of token embeddings, and reads {_reads(model)}"
         raise InvalidCheckpoint.at("checkpoint", reason) from None
+
+
+def _reads(model: PreTrainedModel) -> str:
+    """The arguments without which a model does not run, or else its main one."""
+    takes = inspect.signature(model.forward).parameters.values()
+    needed = [each.name for each in takes if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    return ", ".join(needed or [model.main_input_name])
 
 
 def first_token(model: PreTrainedModel, default: int) -> int:
@@ -97,3 +105,11 @@ def positions_behind_padding(model: PreTrainedModel) -> int | None:
         if named and isinstance(table, Tensor) and padding is not None:
             return int(table.shape[0]) - int(padding) - 1
     return None
+
+
+def object_count(config: Any) -> int:
+    """The objects that a detector looks for; 0 for another model."""
+    if (tokens := getattr(config, "num_detection_tokens", None)) is not None:  # of YOLOS, behind its patches
+        return int(tokens)
+    patterns = getattr(config, "num_patterns", None) or 1  # of DAB-DETR, each of which asks for all objects
+    return int(getattr(config, "num_queries", None) or 0) * int(patterns)

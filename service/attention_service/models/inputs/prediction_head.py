@@ -15,6 +15,7 @@ from attention_contract.errors import InvalidRequest
 from attention_service.models.head_kinds import Predicts, Unit, class_names, head_kind
 from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.model_limits import object_count
 
 Places = list[list[int]]
 """The indices of the positions of each text."""
@@ -55,15 +56,18 @@ class PredictionHead:
     """Names of the classes, if it predicts classes and not texts or tokens of a vocabulary."""
     several: bool = False
     """True if an input may have several of the classes, so that each has a probability of its own."""
+    objects: int = 0
+    """The last tokens of an input, if these alone have predictions, as objects."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """Return the head of a model."""
         kind, whole = head_kind(type(model).__name__), model
         if kind is not None and kind.predicts == "class":
-            several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-            classes = class_names(kind, model.config.id2label)
-            return cls("class", kind.unit, classes, several=several and kind.unit == "input")
+            labels = getattr(model.config, "problem_type", None) == "multi_label_classification"
+            several = not kind.exclusive or (labels and kind.unit == "input")
+            objects = object_count(model.config) if kind.unit == "object" else 0
+            return cls("class", kind.unit, class_names(kind, model.config.id2label), several, objects)
         head: Any = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
         labels_frames = type(model).__name__.endswith("ForCTC")  # by a head that is no output embedding
         if model.main_input_name == "pixel_values" or (head is None and not labels_frames):
@@ -73,7 +77,7 @@ class PredictionHead:
     @property
     def by_token(self) -> bool:
         """True if each token has a prediction."""
-        return self.unit in {"token", "span"}
+        return self.unit in {"token", "span", "object"}
 
     @property
     def scores(self) -> bool:
@@ -85,8 +89,8 @@ class PredictionHead:
     def places(self, positions: Sequence[int] | None, inputs: Inputs) -> Places | None:
         """The indices of these positions in each text; None for those that its logits tell. Raises InvalidRequest.
 
-        By default the last token, of a head that classifies tokens every one, and of one that finds a span the
-        likeliest ends.
+        By default the last token, of a head that classifies tokens or objects every one, and of one that finds a span
+        the likeliest ends.
         """
         if not self.by_token:
             if positions is not None:
@@ -96,8 +100,22 @@ class PredictionHead:
         if positions is None and self.unit == "span":
             return None
         if positions is None and self.predicts == "class":
-            return [[*range(inputs.predicted.length)]] * len(inputs.predicted.ids)
-        return places_of(positions, inputs.predicted)
+            return self.every(inputs.predicted)
+        found = places_of(positions, inputs.predicted)
+        least = self._first(inputs.predicted)
+        if (low := min(map(min, found))) < least:
+            raise InvalidRequest.at(
+                "positions", f"token {low} is a patch; objects are the tokens from {least} on, and have predictions"
+            )
+        return found
+
+    def every(self, stack: Stack) -> Places:
+        """The indices of all predictions of each text."""
+        return [[*range(self._first(stack), stack.length)]] * len(stack.ids)
+
+    def _first(self, stack: Stack) -> int:
+        """The first token with a prediction."""
+        return stack.length - self.objects if self.objects else 0
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,6 +126,8 @@ class PredictionHead:
         """
         if self.predicts is None or self.predicts != "class":
             states: Tensor = output.last_hidden_state if self.predicts is None else output.logits
+            if self.predicts is None and states.ndim == 4:  # a grid of patches, whose channels come first
+                states = states.flatten(2).transpose(1, 2)
             found = places or []
             return Rows(states if alike and self.predicts else rows_at(states, found), found)
         if self.unit == "choice":
@@ -116,6 +136,9 @@ class PredictionHead:
             return Rows(output.logits[:, None], places or [[0]] * len(stack.ids))
         if self.unit == "token":
             return Rows(rows_at(output.logits, places or []), places or [])
+        if self.unit == "object":
+            found, first = places or [], self._first(stack)
+            return Rows(rows_at(output.logits, [[place - first for place in row] for row in found]), found)
         logits = torch.stack([output.start_logits, output.end_logits], -1)
         real = logits if stack.mask is None else logits.masked_fill(~stack.mask[..., None], -torch.inf)
         found = places or real.argmax(1).tolist()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -15,6 +14,7 @@ from attention_contract.errors import AttentionError, InvalidCheckpoint
 from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.input_kinds import PAIRS
+from attention_service.models.inputs.images.detector_inputs import DetectorInputs, is_detector
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.images.prompt_inputs import PromptInputs
@@ -120,8 +120,10 @@ class LoadedModel:
                 self.in_parts = {str(place.key): _OF_WINDOWS for place in of_media}
                 self.places = {key: place for key, place in self.places.items() if place not in of_media}
         if isinstance(self.reader, EncoderInputs):
-            cut = self.reader.windows
-            self.places = {key: replace(place, windows=cut.get(key)) for key, place in self.places.items()}
+            self.in_parts |= self.reader.unnamed
+            self.places = {
+                key: self.reader.placed(place) for key, place in self.places.items() if key not in self.in_parts
+            }
         first = next(iter(self.places.values()), None)
         if isinstance(self.reader, SoundInputs) and first is not None and first.queries != "text":
             raise InvalidCheckpoint.at(
@@ -307,8 +309,13 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> InputReader:
     """Return the reader of a model's inputs. ``processor``: of images, sounds, or prompts. Raises InvalidCheckpoint."""
+    if getattr(model.config, "canvas_length", None) is not None:
+        raise InvalidCheckpoint.at(
+            "checkpoint",
+            f"{type(model).__name__} writes by diffusion over a canvas of random tokens, and no request carries one",
+        )
     if model.main_input_name == "pixel_values":
-        return EncoderInputs(model, processor)
+        return (DetectorInputs if is_detector(model) else EncoderInputs)(model, processor)
     if model.config.model_type in PAIRS:
         return PairInputs(model, tokenizer, processor)
     if model.main_input_name in SOUND:

@@ -18,10 +18,8 @@ from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
     AUDIO,
     BOTH,
-    NOT_RUNNING,
     VISION,
     AttentionPlace,
-    does_not_run,
     find_places,
     named_layers,
 )
@@ -30,6 +28,7 @@ from attention_service.models.passes.implicit_layers import ImplicitLayers, kind
 from attention_service.models.passes.layer_attention import LayerAttention
 from attention_service.models.passes.observed_attention import ObservedAttention
 from attention_service.models.passes.own_functions import Sight
+from attention_service.models.passes.unrun_models import NOT_RUNNING, does_not_run
 from attention_service.models.passes.ways import Attention
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, EditableTap
 from attention_contract.schemas.model_requests import ModelGradient
 from attention_contract.schemas.models import KeysOf, LayerKind, LayerTap, ModelLayer
@@ -21,7 +21,7 @@ from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.passes.attention_pass import AttentionPass, widths_of
 from attention_service.models.passes.layer_keys import Compression, LayerWindows
-from attention_service.models.passes.module_hooks import State, after, turned
+from attention_service.models.passes.module_hooks import State, after, turned, with_channels_last
 from attention_service.models.passes.module_taps import (
     CHOSEN,
     CHOSEN_SHARE,
@@ -31,6 +31,7 @@ from attention_service.models.passes.module_taps import (
     NOTHING_BESIDE,
     ModuleTaps,
 )
+from attention_service.models.passes.unrun_models import NOT_RUNNING, does_not_run
 from attention_service.models.passes.ways import Attention
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
 from attention_service.runtime.binding.selection import check_edit_sizes
@@ -41,8 +42,6 @@ from attention_transformers.model_layers import AttentionModule, LayerKey, layer
 
 TEXT, TARGET = 5, 3
 """Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
-NOT_RUNNING: Final = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""The errors of a model that does not run."""
 _NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
 _UNNUMBERED: Final = "attention."
 """The beginning of the keys of attentions that transformers does not number by one list of layers."""
@@ -84,6 +83,8 @@ class AttentionPlace:
     """The taps that can be asked for of an attention that the model computes itself; None for all of its spec."""
     time_first: bool
     """True if the states around it are ``[L, B, width]``."""
+    channels_first: bool = False
+    """True if the states around it are grids ``[B, width, rows, columns]``, as those of ViTDet."""
     calls: int = 1
     """The calls of the attention function that it is, over values side by side."""
     beside: ModuleTaps = NOTHING_BESIDE
@@ -199,7 +200,9 @@ class AttentionPlace:
         return "no indexer that is seen chooses among its keys"
 
     def batch_first(self, change: State) -> State:
-        """A change of states ``[B, L, width]`` as one of those around this attention."""
+        """A change of states ``[B, …, width]`` as one of those around this attention."""
+        if self.channels_first:
+            return with_channels_last(change)
         return turned(change) if self.time_first else change
 
     def check_edits(self, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits") -> None:
@@ -306,12 +309,6 @@ def _short(key: LayerKey, stack: str | None) -> LayerKey:
 def _states_of(module: nn.Module, layer: nn.Module) -> set[str]:
     """The states around an attention that are seen: what a layer returns is another's than its attention's."""
     return {"output"} if layer is module else {"output", "hidden"}
-
-
-def does_not_run(model: PreTrainedModel, fault: Exception) -> InvalidCheckpoint:
-    """The error for a model whose short run fails."""
-    reason = str(fault).partition("\n")[0]
-    return InvalidCheckpoint.at("checkpoint", f"{type(model).__name__} does not run: {reason}")
 
 
 def find_places(

@@ -55,7 +55,7 @@ class _Run:
         """Note what a function returned."""
         at = self.calls.get(kind, 0)
         self.calls[kind] = at + 1
-        if found.ndim in {3, 4} and found.is_floating_point():
+        if found.ndim in {3, 4, 5} and found.is_floating_point():
             self.candidates.append(_Candidate(kind, at, found.detach().clone()))
 
     def multiply(self, product: Product) -> None:
@@ -195,15 +195,15 @@ def _sight(
 def _seen(candidate: _Candidate, batch: int, *, multiplied: bool) -> Sight:
     """The sight of weights, which of rank 3 have the sequences beside the heads."""
     found, product = candidate.found, candidate.product
-    heads = found.shape[1] if found.ndim == 4 else found.shape[0] // batch
+    heads = found.shape[1] if found.ndim > 3 else found.shape[0] // batch
     square = found.shape[-2] == found.shape[-1]
     sight = Sight(candidate.kind, candidate.at, heads, heads, None, square=square)
     if product is None or not multiplied:
         return sight
     values = product.second if product.of_values is None else product.second.permute(product.of_values)
-    if values.ndim not in {3, 4} or values.shape[-2] != found.shape[-1]:
+    if values.ndim not in {3, found.ndim} or values.shape[-2] != found.shape[-1]:
         return sight
-    return replace(sight, kv_heads=values.shape[1] if values.ndim == 4 else heads, value_dim=values.shape[-1])
+    return replace(sight, kv_heads=values.shape[1] if values.ndim > 3 else heads, value_dim=values.shape[-1])
 
 
 def _is_returned(found: Tensor, own: Tensor) -> bool:

@@ -69,6 +69,16 @@ def turned(change: State) -> State:
     return changed
 
 
+def with_channels_last(change: State) -> State:
+    """A change of states ``[B, rows, columns, width]`` as one of states ``[B, width, rows, columns]``."""
+
+    def changed(state: Tensor) -> Tensor | None:
+        found = change(state.permute(0, 2, 3, 1))
+        return None if found is None else found.permute(0, 3, 1, 2)
+
+    return changed
+
+
 def on_turn(changes: Mapping[int, State], turns: int) -> State:
     """Make each change at its turn, of a module that is called so many times a pass."""
     calls = iter(range(2**62))

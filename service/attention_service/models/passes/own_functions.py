@@ -62,7 +62,12 @@ class Sight:
         return ("weights",) if self.value_dim is None else ("v", "weights", "context")
 
     def by_head(self, x: Tensor, heads: int | None = None) -> Tensor:
-        """A tensor of rank 4, whose heads may be a part of its batch; one of another rank as it is."""
+        """A tensor of rank 4, whose heads may be a part of its batch; one of another rank as it is.
+
+        Of rank 5 are those of windows behind the heads ``[B, H, W, …]``, as in Hiera: each is a sequence.
+        """
+        if x.ndim == 5:
+            return x.transpose(1, 2).flatten(0, 1)
         return x.view(-1, heads or self.heads, *x.shape[1:]) if x.ndim == 3 else x
 
     def is_over_pairs(self, weights: Tensor) -> bool:
@@ -200,4 +205,6 @@ class _Watch(SeeingFunctions):
         changed = see(given)
         if changed is given:
             return x
+        if x.ndim == 5:
+            return changed.reshape(len(x), x.shape[2], *changed.shape[1:]).transpose(1, 2)
         return changed.reshape(x.shape) if order is None else changed.permute(*map(order.index, range(len(order))))

@@ -17,8 +17,9 @@ from torch.nn.functional import gelu
 from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 
-from attention_service.models.passes.attention_places import NOT_RUNNING, AttentionPlace
+from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_hooks import before, with_first
+from attention_service.models.passes.unrun_models import NOT_RUNNING
 from attention_transformers.model_layers import LayerKey
 
 _SAME: Final = 64

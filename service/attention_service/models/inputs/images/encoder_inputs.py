@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
+from attention_service.models.inputs.images.unrolled_tokens import POOLED, find_unrolled_windows, stage_grids
 from attention_service.models.inputs.images.window_search import find_windows, layer_calls
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack
 from attention_service.models.inputs.model_inputs import InputReader
@@ -20,6 +22,7 @@ from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, p
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_keys import LayerWindows
 from attention_service.models.passes.module_hooks import before
+from attention_transformers.model_layers import own_attentions, uses_interface
 
 SHORT: Final = (64, 64)
 """Width and height of the gray image of short runs."""
@@ -34,21 +37,33 @@ class EncoderInputs(InputReader):
             raise InvalidCheckpoint.at(
                 "checkpoint", "it has no image processor (preprocessor_config.json) that runs with Pillow alone"
             )
+        if not (any(map(uses_interface, model.modules())) or own_attentions(model)):
+            raise InvalidCheckpoint.at(
+                "checkpoint", f"{type(model).__name__} has no attention: none of its modules is one"
+            )
         self.pairs, self.tokenizer, self.template, self.max_length = False, None, None, None
         self.names = frozenset(inspect.signature(model.forward).parameters)
         self.vocabulary = self.predictable = len(model.config.id2label or ())
         sees: Any = getattr(model.config, "vision_config", model.config)  # of CLIP that classifies, one of two
         self._registers = int(getattr(sees, "num_register_tokens", None) or 0)
+        self.objects = int(getattr(sees, "num_detection_tokens", None) or 0)
+        """The objects that it looks for in an image; 0 of one that looks for none."""
         self._device, self._processor = model.device, processor
-        self._patch, self.edge = patch_size(sees), shortest_edge(processor)
+        self._patch, self.edge = self._patch_size(sees), shortest_edge(processor)
         self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
-        self._mask_ratio: float | None = float(sees.mask_ratio) if "noise" in self.names else None
+        self._grids = stage_grids(model)
+        """The tokens of each stage, of a model that keeps them in another order than row by row."""
+        self._mask_ratio: float | None = float(sees.mask_ratio) if "noise" in self.names and not self._grids else None
         """The share of patches that the model leaves out at random, as ViT-MAE; None for a model that sees all."""
         self.leaves_out = self._mask_ratio is not None
         self.windows: dict[str, LayerWindows] = {}
         """The windows of layers that attend within such, by the text of their keys."""
         self._size: torch.Size | None = None
         """Height and width of all pictures, of a model with windows; None for those of any size."""
+        self.unnamed: dict[str, str] = {}
+        """The layers whose tokens have no names, by the text of their keys, with the reason."""
+        self._channels_first = False
+        """True if the states between its layers are grids whose channels come first."""
         self._length = self._first = 0
         """The tokens of the short run, and the one that is its first patch; negative if none is."""
 
@@ -61,9 +76,22 @@ class EncoderInputs(InputReader):
         """The arguments of a run over a gray image."""
         return [self._processed([gray(*SHORT)])]
 
+    def _patch_size(self, config: Any) -> tuple[int, int]:
+        """Height and width of a patch. Raises InvalidCheckpoint for a model that has none."""
+        return patch_size(config)
+
+    def placed(self, place: AttentionPlace) -> AttentionPlace:
+        """An attention with the tokens that it is over, which are known once the parts are found."""
+        return replace(place, windows=self.windows.get(str(place.key)), channels_first=self._channels_first)
+
     def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
         """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
         crop = self.crops(*SHORT)[0]
+        if self._grids:
+            self._find_unrolled(places, run, crop)
+            return True
+        self._channels_first = channels_are_first(places[0], partial(run, self.short_runs()[0]))
+        places = [replace(place, channels_first=self._channels_first) for place in places]
         if self._mask_ratio is None:
             self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
         else:
@@ -71,6 +99,23 @@ class EncoderInputs(InputReader):
         if cut := [place for place in places if place.length != self._length]:
             self._find_windows(cut, run, crop)
         return True
+
+    def _find_unrolled(
+        self, places: Sequence[AttentionPlace], run: Callable[..., Any], crop: Crop
+    ) -> None:  # fmt: skip
+        """Find the windows of an encoder that keeps its tokens in another order than row by row."""
+        arguments, first = self.short_runs()[0], self._grids[0]
+        if (crop.rows, crop.columns) != (first.rows, first.columns):
+            raise InvalidCheckpoint.at(
+                "checkpoint",
+                f"its image processor makes {crop.rows} × {crop.columns} patches of an image, and its config has "
+                f"{first.rows} × {first.columns}",
+            )
+        found = find_unrolled_windows(places, self._grids, lambda asking: run(arguments, asking=asking))
+        self.windows = {key: windows for key, windows in found.items() if windows is not None}
+        self.unnamed = {key: POOLED for key in found if key not in self.windows}
+        self._length, self._size = first.places.numel(), arguments["pixel_values"].shape[-2:]
+        self.last_states = self._grids[-1].places.numel()
 
     def _find_windows(
         self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any], crop: Crop
@@ -86,17 +131,14 @@ class EncoderInputs(InputReader):
                 raise InvalidCheckpoint.at(
                     "checkpoint",
                     f"layer {call.place.key} attends over other tokens than its patches or windows of them, such as "
-                    "pooled ones; its weights have no keys that could be named",
+                    "pooled or grouped ones; its weights have no keys that could be named",
                 )
             self.windows[str(call.place.key)] = windows
         self._size = arguments["pixel_values"].shape[-2:]
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
-        for field in ("text", "tokens", "messages", "target", "text_pair", "answer", "audio"):
-            if getattr(request, field):
-                raise InvalidRequest.at(field, "this model reads only images")
-        images = decoded(request.images)
+        images = self._images(request)
         arguments = self._processed(images, request.mask_seed)
         if self._size is not None and self._size != (size := arguments["pixel_values"].shape[-2:]):
             raise InvalidRequest.at(
@@ -108,7 +150,7 @@ class EncoderInputs(InputReader):
         rows = [self._tokens(number, image, length, request.mask_seed) for number, image in enumerate(images)]
         length = len(rows[0])
         ids = torch.arange(length, device=self._device).expand(len(rows), -1)
-        names = [token_names(row, len(rows), self._registers) for row in rows]
+        names = [token_names(row, len(rows), self._registers, objects=self.objects) for row in rows]
         mask = None if mask is None or bool(mask.all()) else mask.bool()
         stack = Stack(ids, mask, [[None] * length] * len(rows), names, rows)
         return Inputs(len(images) > 1, stack, None, arguments)
@@ -121,6 +163,13 @@ class EncoderInputs(InputReader):
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest: tokens are no input here."""
         raise InvalidRequest.at(param, "this model reads only images")
+
+    def _images(self, request: ModelInput) -> list[Image.Image]:
+        """The images of a request. Raises InvalidRequest for one with other inputs."""
+        for field in ("text", "tokens", "messages", "target", "text_pair", "answer", "audio"):
+            if getattr(request, field):
+                raise InvalidRequest.at(field, "this model reads only images")
+        return decoded(request.images)
 
     def _processed(self, images: Sequence[Image.Image], mask_seed: int = 0) -> dict[str, Tensor]:
         try:
@@ -142,9 +191,23 @@ class EncoderInputs(InputReader):
     def _tokens(self, number: int, image: Image.Image, length: int | None, mask_seed: int) -> list[Patch | None]:
         """The tokens of one image; ``length``: their number, if it is not that of the short run."""
         patches, length = self.crops(*image.size)[0].patches(number, 0), length or self._length
+        if self._grids:
+            patches = [patches[at] for at in self._grids[0].places.tolist()]
         if self._mask_ratio is not None:
             patches = [patches[each] for each in seen_patches(len(patches), self._mask_ratio, mask_seed)[0]]
         return in_their_place(patches, self._first, length)
+
+
+@torch.no_grad()
+def channels_are_first(place: AttentionPlace, run: Callable[[], Any]) -> bool:
+    """True if the states before an attention's layer are grids ``[B, width, rows, columns]``."""
+    shapes: list[torch.Size] = []
+    undo = before(place.first_layer, lambda state: shapes.append(state.shape))
+    try:
+        run()
+    finally:
+        undo()
+    return len(shapes[0]) == 4 and shapes[0][1] == place.output_width != shapes[0][3]
 
 
 def seen_patches(patches: int, mask_ratio: float, seed: int) -> tuple[list[int], Tensor]:
@@ -156,6 +219,11 @@ def seen_patches(patches: int, mask_ratio: float, seed: int) -> tuple[list[int],
     count = int(patches * (1 - mask_ratio))  # as transformers counts
     drawn[:count] = drawn[:count].sort().values
     return drawn[:count].tolist(), drawn.argsort()
+
+
+def object_name(number: int) -> str:
+    """An object that a detector looks for, for reading."""
+    return f"object {number}"
 
 
 def gray(width: int, height: int) -> Image.Image:
@@ -187,7 +255,7 @@ def patch_tokens(
         pixels[-1, crop.rows * crop.columns - 1] += 1
     else:
         pixels[..., : crop.rows * down, : crop.columns * across][..., -down:, -across:] += 1
-    undo = before(place.first_layer, lambda state: states.append(state.detach().double()))
+    undo = before(place.first_layer, place.batch_first(lambda state: states.append(state.detach().double())))
     try:
         for each in (arguments["pixel_values"], pixels):
             run(arguments | {"pixel_values": each})
@@ -201,14 +269,18 @@ def patch_tokens(
 
 def patch_size(config: Any) -> tuple[int, int]:
     """Height and width of a model's patches. Raises InvalidCheckpoint for one that has none."""
-    size = getattr(config, "patch_size", None)
+    size = getattr(config, "patch_stride", None) or getattr(config, "patch_size", None)  # patches of Hiera overlap
     if isinstance(size, int):
         return size, size
     if isinstance(size, list | tuple) and len(size) == 2:
         return int(size[0]), int(size[1])
-    raise InvalidCheckpoint.at(
-        "checkpoint", f"{config.model_type} has no patch_size; only patches of one size are supported"
+    reason = (
+        f"{config.model_type} has no patch_size: its layers attend over other tokens than patches of one size, such as "
+        "places of feature maps that shrink from layer to layer, and these have no names here"
     )
+    if isinstance(frames := getattr(config, "num_frames", None), int):
+        reason = f"{config.model_type} reads videos of {frames} frames, and a request has images"
+    raise InvalidCheckpoint.at("checkpoint", reason)
 
 
 def in_their_place(patches: Sequence[Patch], first: int, length: int) -> list[Patch | None]:
@@ -217,12 +289,17 @@ def in_their_place(patches: Sequence[Patch], first: int, length: int) -> list[Pa
     return [None] * length if first < 0 or behind < 0 else [*[None] * first, *patches, *[None] * behind]
 
 
-def token_names(row: Sequence[Patch | None], images: int, registers: int, *, crops: bool = False) -> list[str]:
-    """The tokens of a crop for reading."""
+def token_names(
+    row: Sequence[Patch | None], images: int, registers: int, *, crops: bool = False, objects: int = 0
+) -> list[str]:
+    """The tokens of a crop for reading; ``objects``: the last ones that are no patches, but objects."""
     found, others = [], 0
-    for each in row:
+    for at, each in enumerate(row):
         if each is not None:
             found.append(patch_name(each, images, crops=crops))
+            continue
+        if (number := at - len(row) + objects) >= 0:
+            found.append(object_name(number))
             continue
         name = f"register {others - 1}" if registers else f"token {others}"
         found.append("CLS" if row[0] is None and not others else name)

@@ -28,10 +28,11 @@ class LayerCall:
     options: Mapping[str, Any]
 
     @cached_property
-    def shape(self) -> torch.Size:
+    def shape(self) -> tuple[int, ...]:
         """The shape of the states of one image: ``[1, L, width]``, or ``[1, rows, columns, width]``."""
         given: Tensor = self._given
-        return given[:1].shape
+        batch, *sizes = given[:1].shape
+        return (batch, *sizes[1:], sizes[0]) if self.place.channels_first else (batch, *sizes)
 
     @property
     def batch(self) -> int:
@@ -52,6 +53,7 @@ class LayerCall:
             raise _Reached
 
         given = states.to(self._given).view(self.shape)
+        given = given.permute(0, 3, 1, 2) if self.place.channels_first else given
         args = [given, *self.args[1:]] if self.args else []
         options = {**self.options} if self.args else {**self.options, "hidden_states": given}
         hook = self.place.module.register_forward_pre_hook(reached, with_kwargs=True)

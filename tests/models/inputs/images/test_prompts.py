@@ -12,7 +12,9 @@ from tests.models.small_models import near
 from tests.models_walk.compared import eager_weights
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_service.models.answers.context.context_plan import plan_context
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
@@ -248,6 +250,14 @@ def test_a_place_for_an_image_that_did_not_come_is_refused(kind):
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": TEXT}]}]
     with pytest.raises(InvalidRequest, match="no image was sent"):
         forward_reply(loaded(kind), ModelForwardRequest(messages=messages))
+
+
+def test_sources_of_an_answer_are_parts_of_a_text():
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{sent(noise())['base64']}"}}
+    request = ContextRequest(messages=[{"role": "user", "content": [part, {"type": "text", "text": "what"}]}])
+    with pytest.raises(InvalidRequest, match="leave images and sounds out") as fault:
+        plan_context(loaded("llava"), request)
+    assert fault.value.param == "messages"
 
 
 def test_images_side_by_side_are_refused_where_the_model_cannot_tell_them_apart():

@@ -171,6 +171,8 @@ def _read_messages(loaded: LoadedModel, request: ContextRequest) -> _Read:
     if request.answer is not None:
         messages.append(Message(role="assistant", content=request.answer))
     given = ModelForwardRequest(messages=messages, chat_template_kwargs=request.chat_template_kwargs)
+    if given.all_images or given.all_audio:
+        raise InvalidRequest.at("messages", "sources are parts of a text; leave images and sounds out")
     checked = check_request(loaded, given)
     written = loaded.reader.conversation(messages, ChatForm.of(given), parted=True)
     own = [each for each in written.parts if each[2] == ANSWER]

@@ -48,6 +48,7 @@ from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.prompts import EXAMPLE_TEXT
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
+from attention_contract.wire import EVENTS, PLAIN
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)
 KeyScope = Literal["infer", "inspect", "manage", "metrics"]
@@ -99,6 +100,8 @@ class Operation(Generic[ReplyT]):
     """Bodies may be safetensors files."""
     pictures: tuple[View, ...] = ()
     """The views that can be drawn as a picture."""
+    chosen: tuple[str, ...] = ()
+    """Media types of replies besides JSON that fields of the request choose, as ``stream`` does."""
     form: bool = False
     """The body may be a form with a file."""
     safe_to_repeat: bool = True
@@ -376,17 +379,17 @@ delete_lens: Operation[None] = Operation(
 create_chat_completion = Operation(
     "create_chat_completion", "POST", "/v1/chat/completions", i.ChatCompletionRequest, i.ChatCompletion,
     "The answer of a whole model in a conversation, in OpenAI's format, with the attention that chose each token",
-    (*READS_BODY, *OF_MODEL, *WRITES), example=i.EXAMPLE_CHAT, scopes=INFER,
+    (*READS_BODY, *OF_MODEL, *WRITES), chosen=(EVENTS,), example=i.EXAMPLE_CHAT, scopes=INFER,
 )  # fmt: skip
 create_completion = Operation(
     "create_completion", "POST", "/v1/completions", i.CompletionRequest, i.Completion,
     "The continuation of a text by a whole model, in OpenAI's format, with the attention that chose each token",
-    (*READS_BODY, *OF_MODEL, *WRITES), example=i.EXAMPLE_TEXT, scopes=INFER,
+    (*READS_BODY, *OF_MODEL, *WRITES), chosen=(EVENTS,), example=i.EXAMPLE_TEXT, scopes=INFER,
 )  # fmt: skip
 create_response = Operation(
     "create_response", "POST", "/v1/responses", p.ResponseRequest, p.ModelResponse,
     "The answer of a whole model to a text or a conversation, in the format of OpenAI's Responses API",
-    (*READS_BODY, *OF_MODEL, *WRITES), example=p.EXAMPLE, scopes=INFER,
+    (*READS_BODY, *OF_MODEL, *WRITES), chosen=(EVENTS,), example=p.EXAMPLE, scopes=INFER,
 )  # fmt: skip
 tokenize = Operation(
     "tokenize", "POST", "/v1/tokenize", z.TokenizeRequest, z.Tokenization,
@@ -401,7 +404,7 @@ create_embedding = Operation(
 create_transcription = Operation(
     "create_transcription", "POST", "/v1/audio/transcriptions", x.TranscriptionRequest, x.Transcription,
     "The text of a sound by a whole model, in OpenAI's format, with the times of words and of each token",
-    (*READS_BODY, *OF_MODEL), form=True, example=x.EXAMPLE_SOUND, scopes=INFER,
+    (*READS_BODY, *OF_MODEL), chosen=(EVENTS, PLAIN), form=True, example=x.EXAMPLE_SOUND, scopes=INFER,
 )  # fmt: skip
 list_recordings = Operation(
     "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording", scopes=SEE,

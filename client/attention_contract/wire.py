@@ -26,6 +26,7 @@ VERSION_HEADER: Final = "attention-version"
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 EVENTS: Final = "text/event-stream"
+PLAIN: Final = "text/plain"
 """Server-sent events: objects of OpenAI's API, as they are made."""
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
 PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png", "application/pdf": "pdf"}
@@ -48,6 +49,6 @@ def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding 
 
 
 __all__ = [
-    "EVENTS", "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "SAFETENSORS", "from_body", "from_json",
+    "EVENTS", "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "PLAIN", "SAFETENSORS", "from_body", "from_json",
     "from_safetensors", "to_body", "to_json", "to_safetensors",
 ]  # fmt: skip

@@ -182,7 +182,7 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
         success["links"] = _SESSION_LINKS
     if operation.reply is not None:
         shown = {} if operation.reply_example is None else {JSON: {"example": operation.reply_example}}
-        events = {EVENTS: {"schema": _EVENT}} if "stream" in getattr(operation.request, "model_fields", {}) else {}
+        events = {EVENTS: {"schema": _EVENT}} if EVENTS in operation.chosen else {}
         files = ([SAFETENSORS] if operation.tensors else []) + ([*PICTURES] if operation.pictures else [])
         # Without a schema, as OpenAPI 3.1 describes bytes: with one, generators would join it to the type of the JSON.
         success["content"] = events | shown | {kind: {} for kind in files}

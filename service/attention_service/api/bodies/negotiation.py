@@ -37,21 +37,23 @@ _PART_BYTES = 2**18
 def accepted(headers: Headers, operation: Operation[Any]) -> str:
     """The media type of the reply. Raises NotAcceptable if the caller takes none of those offered.
 
-    Without a preference, a reply with tensors has the form of the request.
+    Without a preference, a reply with tensors has the form of the request. A stream of events has the form that its
+    request asks for, whichever form of that operation the caller names.
     """
     sent = content_type(headers) if operation.tensors else JSON
-    best = _best(headers.get(b"accept") or b"*/*", operation.tensors, bool(operation.pictures), sent == SAFETENSORS)
+    accept, pictures = headers.get(b"accept") or b"*/*", bool(operation.pictures)
+    best = _best(accept, operation.tensors, pictures, sent == SAFETENSORS, operation.chosen)
     if best in PICTURES:
         check_drawable(best)
     return best
 
 
 @lru_cache(maxsize=256)
-def _best(accept: bytes, tensors: bool, pictures: bool, as_tensors: bool) -> str:
+def _best(accept: bytes, tensors: bool, pictures: bool, as_tensors: bool, chosen: tuple[str, ...]) -> str:
     wanted, offered = str(accept, "latin-1"), [JSON, SAFETENSORS] if tensors else [JSON]
     if as_tensors:
         offered.reverse()
-    offered += PICTURES if pictures else ()
+    offered += [*(PICTURES if pictures else ()), *chosen]
     try:
         # mimeparse takes the last of equals.
         best = mimeparse.best_match(offered[::-1], wanted.lower())  # case does not count (RFC 9110, section 8.3.1)

@@ -36,6 +36,16 @@ def test_events_are_objects_and_a_last_word(http):
     assert all(piece["choices"][0]["logprobs"] is None for piece in pieces)
 
 
+def test_a_caller_may_ask_for_events_by_their_media_type(http):
+    for accept in ("text/event-stream", "application/json", "text/event-stream, application/json;q=0.1"):
+        answer = http.post("/v1/completions", json=SHORT | {"stream": True}, headers={"accept": accept})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+        assert http.post("/v1/completions", json=SHORT, headers={"accept": accept}).json()["choices"]
+    refused = http.post("/v1/completions", json=SHORT, headers={"accept": "text/csv"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (406, "not_acceptable")
+    assert http.post("/v1/embeddings", json={}, headers={"accept": "text/event-stream"}).status_code == 406
+
+
 def test_a_caller_who_leaves_stops_the_generation(http):
     before = metric(http, "attention_generated_tokens_total")
     with http.stream("POST", "/v1/completions", json=LONG) as answer:

@@ -1,4 +1,4 @@
-"""Sweeps over real HTTP: a caller who leaves, or whose deadline passes, ends the sweep and harms nobody."""
+"""Sweeps and paths over real HTTP: a caller who leaves, or whose deadline passes, ends the work and harms nobody."""
 
 import threading
 import time
@@ -11,9 +11,14 @@ from tests.conftest import eventually, live_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 URL = "/v1/models/tiny/effects"
-SWEEP = {"tap": "masked_scores", "over": ["layers", "heads", "keys"], "set": "-Infinity"}
-LONG = {"text": "The cat sat. " * 120, "sweep": SWEEP, "alone": True}
-"""A sweep of more than 20 seconds on a machine that does nothing else."""
+TEXT = "The cat sat. " * 120
+SWEEP = {"sweep": {"tap": "masked_scores", "over": ["layers", "heads", "keys"], "set": "-Infinity"}}
+PATHS = {
+    "from": {"parts": ["heads", "mlps", "embeddings"], "set": "mean"},
+    "to": {"parts": ["q", "k", "v", "mlps", "logits"]},
+}
+LONG = {"sweep": (2, SWEEP), "paths": (32, PATHS)}
+"""Texts, and fields of requests that take more than 15 seconds on a machine that does nothing else."""
 QUESTION = {"text": "The cat sat on the mat.", "return": ["logits"], "positions": [-1], "alone": True}
 
 
@@ -28,24 +33,26 @@ def in_flight(http):
     return http.get("/v1").json()["memory"]["in_flight_bytes"]
 
 
-def left(http):
-    """Leave a sweep under way. Returns when it was left."""
+def left(http, request):
+    """Leave work under way. Returns when it was left."""
     with httpx.Client(base_url=http.base_url, timeout=2) as hasty, pytest.raises(httpx.ReadTimeout):
-        hasty.post(URL, json=LONG)
+        hasty.post(URL, json=request)
     return time.monotonic()
 
 
-def overdue(http):
-    """Let the deadline of a sweep under way pass. Returns when it was refused."""
-    refused = http.post(URL, json=LONG, headers={"Prefer": "wait=2"})
+def overdue(http, request):
+    """Let the deadline of work under way pass. Returns when it was refused."""
+    refused = http.post(URL, json=request, headers={"Prefer": "wait=2"})
     assert (refused.status_code, refused.json()["code"]) == (503, "deadline_exceeded")
     return time.monotonic()
 
 
 @pytest.mark.parametrize("end", [left, overdue])
-def test_a_cancelled_sweep_ends_frees_its_memory_and_harms_no_other_caller(http, end):
-    length = len(post(http, "/v1/models/tiny/forward", **QUESTION | {"text": LONG["text"]})["labels"]["ids"])
-    price = post(http, "/v1/models/tiny/complexity", length=length, sweep=SWEEP)["sweep"]
+@pytest.mark.parametrize("work", LONG)
+def test_cancelled_effects_end_free_their_memory_and_harm_no_other_caller(http, work, end):
+    texts, fields = LONG[work]
+    length = len(post(http, "/v1/models/tiny/forward", **QUESTION | {"text": TEXT})["labels"]["ids"])
+    price = post(http, "/v1/models/tiny/complexity", length=length, batch=texts, **fields)["sweep"]
     assert price["predicted_ms"] > 15_000
     expected = post(http, "/v1/models/tiny/forward", **QUESTION)["logits"]
     replies, held, stop = [], [], threading.Event()
@@ -59,8 +66,8 @@ def test_a_cancelled_sweep_ends_frees_its_memory_and_harms_no_other_caller(http,
     thread = threading.Thread(target=ask_beside)
     thread.start()
     try:
-        ended = end(http)
-        # A pass takes a hundredth of the sweep.
+        ended = end(http, {"text": [TEXT] * texts, "alone": True, **fields})
+        # A pass takes a hundredth of the whole.
         eventually(lambda: in_flight(http) < price["peak_bytes"] / 2, 10)
         assert time.monotonic() - ended < 10
         before = len(replies)
@@ -68,7 +75,7 @@ def test_a_cancelled_sweep_ends_frees_its_memory_and_harms_no_other_caller(http,
     finally:
         stop.set()
         thread.join()
-    assert max(held) >= price["peak_bytes"] / 2, "the sweep was never admitted"
+    assert max(held) >= price["peak_bytes"] / 2, "the work was never admitted"
     assert {each.status_code for each in replies} == {200}
     for each in replies:
         np.testing.assert_array_equal(each.json()["logits"], expected)

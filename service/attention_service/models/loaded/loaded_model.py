@@ -1,6 +1,6 @@
 """One whole model in a worker's process: transformers computes all but its attention, and this package's core that."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -265,8 +265,12 @@ class LoadedModel:
         return self.places.get(str(key)) or self.implicit[str(key)]
 
     def begins_at(self, layer: int, *, narrow: bool = False) -> bool:
-        """True if copies of a text may share the layers before this one: see ``SharedLayers.is_able``."""
-        return self.shared_layers.is_able(layer, self._short_predictions, narrow=narrow)
+        """True if copies of a text may share the layers before this one: see ``SharedLayers.unable``."""
+        return self.first_unable([layer], narrow=narrow) is None
+
+    def first_unable(self, layers: Iterable[int], *, narrow: bool = False) -> int | None:
+        """The first of these layers at which no pass can begin; None if there is none: see ``SharedLayers.unable``."""
+        return self.shared_layers.unable(layers, self._short_predictions, narrow=narrow)
 
     def _short_predictions(self, copies: int) -> Tensor:
         """The predictions ``[copies, V]`` of the last token of a short text."""

@@ -127,32 +127,42 @@ class SharedLayers:
                 stack.callback(_replaced(self._blocks[index], partial(_constant, output)))
             yield
 
-    def is_able(self, first: int, run: Callable[[int], Tensor], *, narrow: bool) -> bool:
-        """True if a pass that begins at this layer has the numbers of a whole one, as a short trial shows once.
+    def unable(self, layers: Iterable[int], run: Callable[[int], Tensor], *, narrow: bool = False) -> int | None:
+        """The first of these layers at which no pass can begin with the numbers of a whole one; None if there is none.
 
-        run: a pass over so many copies of a short text; returns the predictions ``[copies, V]`` of its last token.
-        ``narrow``: only that token goes on behind the last attention.
+        Short trials show it, once for each layer. run: a pass over so many copies of a short text; returns the
+        predictions ``[copies, V]`` of its last token. ``narrow``: only that token goes on behind the last attention.
         """
+        firsts = [*layers]
         if not self._blocks:
-            return False
-        if (first, narrow) not in self._able:
-            self._able[first, narrow] = self._trial(first, run, narrow=narrow)
-        return self._able[first, narrow]
+            return next(iter(firsts), None)
+        if untried := [first for first in firsts if (first, narrow) not in self._able]:
+            able = self._tried(untried, run, narrow=narrow)
+            self._able |= {(first, narrow): first in able for first in untried}
+        return next((first for first in firsts if not self._able[first, narrow]), None)
 
-    def _trial(self, first: int, run: Callable[[int], Tensor], *, narrow: bool) -> bool:
+    def _tried(self, firsts: Iterable[int], run: Callable[[int], Tensor], *, narrow: bool) -> set[int]:
+        """Return the layers at which a pass can begin."""
+        able: set[int] = set()
         try:
             with self.keeping() as kept:
                 run(1)
             if len(kept.before) < self.count or len(kept.returned) < self.count:
-                return False
+                return able
             last = torch.tensor([[kept.before[0].shape[1] - 1]])
             whole = run(2)
-            with self.beginning(kept, first, 2, last if narrow else None):
-                found = run(2)
         except NOT_RUNNING:
-            return False
+            return able
         most = min(_SAME * torch.finfo(whole.dtype).eps, _MOST) * whole.abs().max()
-        return bool((whole - found).abs().max() <= most)
+        for first in firsts:
+            try:
+                with self.beginning(kept, first, 2, last if narrow else None):
+                    found = run(2)
+            except NOT_RUNNING:
+                continue
+            if bool((whole - found).abs().max() <= most):
+                able.add(first)
+        return able
 
 
 def _keep(states: dict[int, Tensor], index: int, state: Tensor) -> None:

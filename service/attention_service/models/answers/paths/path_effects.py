@@ -131,8 +131,6 @@ class EffectsOfPaths:
         senders = [*dict.fromkeys(sender for sender, _ in ends)]
         sent = {sender: changes.of(sender) for sender in senders}
         count, kept = self._loaded.shared_layers.count, self.runs.kept
-        if receiver.place is not None and not self._loaded.begins_at(receiver.layer):
-            raise InvalidRequest.at("from", f"a pass of {self._loaded.name} cannot begin at layer {receiver.end.layer}")
         if receiver.place is None:
             last = wide(first_of(kept.returned[count - 1]))
             self.runs.measure(paths, AttentionPass({}), count, self._states([last + sent[each] for each, _ in ends]))

@@ -42,7 +42,6 @@ def check_paths_known(loaded: LoadedModel, stream: ResidualStream, ends: PathEnd
             raise InvalidRequest.at("to.parts", f"layer {receiver.attention.key}: {reason}; take other parts")
     if (layer := stream.unsummed_layer) is not None:
         raise InvalidRequest.at(_PARAM, f"layer {layer} of {name} makes its states of more than sums; {instead}")
-    begins = [each.layer for each in ends.receivers if each.place is not None] or [loaded.shared_layers.count - 1]
-    for layer in {min(begins), max(begins)}:
-        if not loaded.begins_at(layer):
-            raise InvalidRequest.at(_PARAM, f"a pass of {name} cannot begin at its layer {layer}; {instead}")
+    begins = {min(each.layer, loaded.shared_layers.count - 1) for each in ends.receivers}
+    if (first := loaded.first_unable(sorted(begins))) is not None:
+        raise InvalidRequest.at(_PARAM, f"a pass of {name} cannot begin at its layer {first}; {instead}")

@@ -171,6 +171,7 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "neomme": {"head_dim": 16},
     "glm5_next_text": {"index_kpool": 2},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "hrm_text": {"num_layers_per_stack": 1, "H_cycles": 2, "L_cycles": 2, "num_hidden_layers": 6, "head_dim": 8},
     "led": {"attention_window": [4, 4]},
     "lilt": {"hidden_size": 48},
     "granite_speech5_encoder": {"context_size": 16},

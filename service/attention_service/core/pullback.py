@@ -43,6 +43,12 @@ def pullback_where_used(
     for output, upstream in zip(outputs, upstreams, strict=True):
         if output.shape != upstream.shape:
             raise ValueError(f"upstream: expected shape {list(output.shape)}, got {list(upstream.shape)}")
-    return _engine_run_backward(
-        tuple(outputs), tuple(upstreams), again or keep, again, tuple(at), True, accumulate_grad=False
+    on_graph = tuple(x for x in at if x.requires_grad)  # HRM-Text runs some layers without a graph
+    if not on_graph:
+        return [None] * len(at)
+    found = iter(
+        _engine_run_backward(
+            tuple(outputs), tuple(upstreams), again or keep, again, on_graph, True, accumulate_grad=False
+        )
     )
+    return [next(found) if x.requires_grad else None for x in at]

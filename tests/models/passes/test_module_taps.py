@@ -224,7 +224,7 @@ def before_projection(kind, place, ids):
     projection = getattr(module, "o_proj", None) or module.out_proj
     projection.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(input_ids=torch.tensor([ids]), use_cache=False)
-    return seen[-1][0]  # of a module that runs several times
+    return seen[place.turn][0]
 
 
 @pytest.mark.sampled(kind=3)
@@ -234,7 +234,7 @@ def test_the_gate_is_the_factor_of_the_context_before_the_projection(kind):
     reply = forward(kind, SHORT, layers=[place.key], **{"return": ["gate", "context"]}).layers[0]
     assert reply.gate.shape == (*reply.context.shape[:2], 1 if kind in ONE_BY_HEAD else reply.context.shape[2])
     product = np.asarray(reply.gate * reply.context).transpose(1, 0, 2).reshape(len(SHORT), -1)
-    near(product, before_projection(kind, place, SHORT), 1e-3 if kind == "hrm_text" else 1e-5)  # after 8 runs of it
+    near(product, before_projection(kind, place, SHORT))
     selected = forward(
         kind, SHORT, layers=[place.key], select={"heads": [1], "queries": [2, 5]}, **{"return": ["gate"]}
     )

@@ -1,5 +1,6 @@
 """The attentions of a loaded model: computed where it asks the interface of transformers, else observed."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
     AUDIO,
     BOTH,
+    MEDIA,
     VISION,
     AttentionPlace,
     find_places,
@@ -99,8 +101,13 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
         layers = _named(model, reader, modules)
         computed = LayerAttention(layers, device)
         computed.install(model, modules)
-        with computed.trying():
+        with computed.trying() as called:
             places = find_places(model, computed, layers, _within(computed, reader, run), reader.short_text)
+            by_run = _named_by_run(layers, _runs(called, computed))
+        if by_run is not None:
+            computed.name_layers(by_run)
+            with computed.beside.trying():
+                places = find_places(model, computed, by_run, _within(computed, reader, run), reader.short_text)
         if places:
             return FoundAttentions(computed, places)
         computed.remove()  # its text passes others
@@ -129,6 +136,35 @@ def _named(model: PreTrainedModel, reader: InputReader, modules: Sequence[Attent
         return named_layers(modules)
     part, stack = ("audio_config", AUDIO) if isinstance(reader, SoundPrompts) else ("vision_config", VISION)
     return named_layers(modules, type(getattr(model.config, part, None)), stack)
+
+
+def _runs(called: Iterable[nn.Module], attention: Attention) -> list[nn.Module]:
+    """The modules in the order of their runs, of those in the order of their calls of the attention function."""
+    calls, found = Counter[nn.Module](), []
+    for module in called:
+        if calls[module] % attention.calls_of(module) == 0:
+            found.append(module)
+        calls[module] += 1
+    return found
+
+
+def _named_by_run(layers: Layers, ran: Sequence[nn.Module]) -> Layers | None:
+    """Return the modules with a key for each run in a pass, if some run several times under one key; else None.
+
+    The layers of a stack of such modules are numbered in the order in which they run. Those that see images or hear
+    sounds keep their keys, since their runs depend on the input.
+    """
+    counts = Counter(ran)
+    stacks = {one.module: str(keys[0]).rpartition(".")[0] for one, keys in layers}
+    repeated = {stacks[one.module] for one, keys in layers if counts[one.module] > len(keys)} - MEDIA
+    if not repeated:
+        return None
+    numbers, found = Counter[str](), dict[nn.Module, list[LayerKey]]()
+    for module in (*ran, *(one.module for one, _ in layers if not counts[one.module])):
+        stack = stacks[module]
+        found.setdefault(module, []).append(f"{stack}.{numbers[stack]}" if stack else numbers[stack])
+        numbers[stack] += 1
+    return [(one, tuple(found[one.module]) if stacks[one.module] in repeated else keys) for one, keys in layers]
 
 
 def _within(attention: Attention, reader: InputReader, run: ShortRun) -> Callable[[AttentionPass], None]:

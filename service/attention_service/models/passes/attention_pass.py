@@ -5,7 +5,8 @@ are one batch.
 """
 
 import time
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -366,13 +367,27 @@ class LayerTurns:
         """``modules``: each with the keys of its layers, in the order in which they run."""
         self._keys = {id(one.module): keys for one, keys in modules}
         self._calls: dict[int, int] = {}
+        self._noted: list[nn.Module] | None = None
 
     def restart(self) -> None:
         """Count anew, for another pass over the model."""
         self._calls.clear()
+        if self._noted is not None:
+            self._noted.clear()
+
+    @contextmanager
+    def noting(self) -> Iterator[list[nn.Module]]:
+        """Note the modules of the calls of a pass, in their order, until the block ends. Yields those of the last."""
+        self._noted = noted = list[nn.Module]()
+        try:
+            yield noted
+        finally:
+            self._noted = None
 
     def layer_of(self, module: nn.Module) -> LayerKey:
         """The layer of a call, which counts as one if several layers share the module."""
+        if self._noted is not None:
+            self._noted.append(module)
         keys = self._keys[id(module)]
         if len(keys) == 1:
             return keys[0]

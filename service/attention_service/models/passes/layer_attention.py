@@ -68,9 +68,7 @@ class LayerAttention:
         """``modules``: each with the keys of its layers, in the order in which they run."""
         self._eager = False
         """True if all queries see all keys where there is no mask, as to eager attention, whatever the module says."""
-        self.turns = LayerTurns(modules)
-        self.beside = ModuleRuns({one.module: keys for one, keys in modules})
-        """The taps that the modules make beside their softmax."""
+        self.name_layers(modules)
         self.calls = JoinedCalls()
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
@@ -80,6 +78,12 @@ class LayerAttention:
         self.name = self._packed_name = ""
         """The names of the implementation, once it is installed: of most modules, and of those of packed sequences."""
         self._packed: list[nn.Module] = []
+
+    def name_layers(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]) -> None:
+        """Give the layers of each module these keys."""
+        self.turns = LayerTurns(modules)
+        self.beside = ModuleRuns({one.module: keys for one, keys in modules})
+        """The taps that the modules make beside their softmax."""
 
     def install(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
         """Make this the attention of the model. Raises InvalidCheckpoint for one that keeps another."""
@@ -191,10 +195,13 @@ class LayerAttention:
         return self.calls.count(module)
 
     @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Find what the modules do beside one call of this function, in runs until the block ends."""
-        with self.beside.trying(), self.calls.counting():
-            yield
+    def trying(self) -> Iterator[list[nn.Module]]:
+        """Find what the modules do beside one call of this function, in passes until the block ends.
+
+        Yields the modules of the calls of the last pass, in their order.
+        """
+        with self.beside.trying(), self.calls.counting(), self.turns.noting() as called:
+            yield called
 
     def _see(self, layer: LayerKey, tap: str, x: Tensor) -> Tensor:
         """Answer for a tap that a module makes. Returns that to go on with."""

@@ -55,7 +55,7 @@ def test_a_type_with_a_generation_of_its_own_generates():
 
 
 @pytest.mark.sampled(kind=1)
-@pytest.mark.parametrize("kind", ["git", "bloom", "xlnet"])
+@pytest.mark.parametrize("kind", ["git", "bloom", "xlnet", "led"])
 def test_a_type_whose_attention_is_its_own_is_observed(kind):
     found = limited(kind)
     assert found.equal, found

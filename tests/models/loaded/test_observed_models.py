@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.conftest import live_server
-from tests.models_walk.compared import built
+from tests.models_walk.compared import built, error
+from tests.models_walk.own_windows import dense
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_service.models.server import worker_process
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A client of a server with models of two types that compute their attention, and one without weights."""
+    """A client of a server with models of types that compute their attention, and one without weights."""
     root = tmp_path_factory.mktemp("models")
-    for kind in ("bloom", "deberta-v2", "fnet"):
+    for kind in ("bloom", "deberta-v2", "longformer", "fnet"):
         built(kind).save_pretrained(root / kind)
         tokenizer().save_pretrained(root / kind)
     with live_server(root) as url, Client(url, timeout=120) as client, pytest.MonkeyPatch.context() as patch:
@@ -46,6 +47,21 @@ def test_weights_are_those_that_the_model_returns(models, kind):
     assert models.get(kind).attention == "observed"
     listed = httpx.get(f"{models.url}/v1/models").json()["data"]
     assert [each.get("attention") for each in listed if each["id"] == kind] == ["observed"]
+
+
+def test_windows_of_texts_of_unlike_lengths_are_weights_over_pairs(models):
+    texts = [f"{TEXT} {TEXT} {TEXT}", "the cat"]
+    reply = models.forward("longformer", texts, return_=["weights", "logits"])
+    side = built("longformer").config.attention_window[0] // 2
+    for row, text in enumerate(texts):
+        with torch.no_grad():
+            ids = tokenizer()(text)["input_ids"]
+            expected = built("longformer")(torch.tensor([ids]), output_attentions=True)
+        assert (len(ids) > 2 * side) == (row == 0)
+        assert error(reply.logits[row][0], expected.logits[0, -1]) <= 1e-6
+        for layer, own in zip(reply.layers, expected.attentions, strict=True):
+            found = layer.weights[row][:, : len(ids), : len(ids)]
+            np.testing.assert_allclose(found, dense(own, side)[0], atol=1e-6)
 
 
 def test_an_edit_of_weights_changes_the_prediction_and_a_tap_that_is_not_seen_is_named(models):

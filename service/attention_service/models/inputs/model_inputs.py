@@ -17,6 +17,7 @@ from attention_service.models.inputs.model_limits import (
     runs_over_padding,
     takes_last_token,
 )
+from attention_service.models.inputs.question_tokens import GlobalTokens
 from attention_service.models.inputs.text_tokens import HEARS_NONE, TextReader
 from attention_service.models.passes.attention_places import TARGET, TEXT
 
@@ -48,6 +49,7 @@ class InputReader(TextReader):
         self._classifies = is_classifier(model)
         self.shifts = self.pairs and self._classifies
         self._device = model.device
+        self._global = GlobalTokens.of(model)
         ahead = bool(model.can_generate()) or takes_last_token(model)
         self.pads_left = ahead and not self.pairs and not runs_over_padding(model)
         """True if texts of one batch are filled up at their beginnings."""
@@ -90,7 +92,9 @@ class InputReader(TextReader):
             raise InvalidRequest.at("audio", HEARS_NONE)
         texts, field, several = self.texts(request)
         for index, text in enumerate(texts):
-            self.check(text.ids, f"{field}.{index}" if several else field)
+            self.check(text.ids, place := f"{field}.{index}" if several else field)
+            if self._global is not None:
+                self._global.check(text.ids, place)
         stack, target = self.batch(texts), None
         arguments = self.arguments(stack)
         if self.shifts and request.target is None:
@@ -141,6 +145,8 @@ class InputReader(TextReader):
     def arguments(self, stack: Stack) -> dict[str, Tensor]:
         """The model's arguments for one batch: positions count from the first token that is no padding."""
         found = {"input_ids": stack.ids}
+        if self._global is not None:
+            found["global_attention_mask"] = self._global.mask(stack.ids)
         if stack.segments is not None:
             found["token_type_ids"] = stack.segments
         if stack.mask is not None:

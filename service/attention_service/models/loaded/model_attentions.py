@@ -32,6 +32,7 @@ from attention_service.models.passes.observed_attention import ObservedAttention
 from attention_service.models.passes.own_functions import Sight
 from attention_service.models.passes.unrun_models import NOT_RUNNING, does_not_run
 from attention_service.models.passes.ways import Attention
+from attention_service.models.passes.windowed_attention import attend_over_pairs
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import (
     AttentionModule,
@@ -112,6 +113,7 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
             return FoundAttentions(computed, places)
         computed.remove()  # its text passes others
         model.set_attn_implementation("eager")
+    attend_over_pairs(model)
     sights: dict[nn.Module, Sight] = {}
     for arguments in reader.short_runs():
         batch = len(next(iter(arguments.values())))

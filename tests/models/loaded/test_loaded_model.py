@@ -344,11 +344,20 @@ def test_what_a_process_holds_of_a_gpu_is_reported_once_much_that_is_free_went_b
 def test_a_process_whose_gpu_is_lost_ends_after_the_request_that_lost_it(monkeypatch):
     with stand_in_gpu(monkeypatch) as gpu:
         served = ServedModel.__new__(ServedModel)
-        served.loaded = SimpleNamespace(device=gpu)
+        served.loaded = SimpleNamespace(device=gpu, take_recording=lambda: None)
         served.recover(RuntimeError("a launch with sizes that no device has"))
         gpu.poison()
         with pytest.raises(Stuck):
             served.recover(gpu.poisoned)
+
+
+def test_nobody_gets_the_recording_of_a_request_that_failed():
+    model = loaded("llama")
+    served, keeps = ServedModel(model), ModelForwardRequest(tokens=IDS, keep=True)
+    forward_reply(model, keeps)
+    assert model.recording is not None
+    served.recover(ValueError("its reply cannot be written"))
+    assert model.recording is None
 
 
 def test_memory_that_runs_out_in_a_process_is_reported_as_such():

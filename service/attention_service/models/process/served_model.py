@@ -98,6 +98,7 @@ class ServedModel:
 
     def recover(self, fault: Exception) -> None:
         """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
+        self.loaded.take_recording()  # or the next request would get it
         self.loaded.device.recover(fault)
         self.loaded.device.check()
 

@@ -14,7 +14,7 @@ import { toSvg } from "../src/drawing/scene";
 import { changed, decimal, format, integer, parse } from "../src/page/state";
 import { headName, headTitle, isScaledDot, remembered } from "../src/subjects/subject";
 import type { Subject } from "../src/subjects/subject";
-import { distribution, means, strongest, textsOf } from "../src/subjects/survey";
+import { distribution, linesOf, means, strongest, textsOf } from "../src/subjects/survey";
 import { FINDINGS, addressOf, ringed } from "../src/page/tour";
 import { base64, fromNested, nested, ofBlob, openTensors, stacked, toJson } from "../src/server/tensors";
 
@@ -439,6 +439,12 @@ describe("a survey of heads", () => {
     expect(mean).toBe(2);
     expect(quantiles).toEqual([1, 1.5, 2, 2.5, 3]);
     expect([counts[0], counts[10], counts[19]]).toEqual([1, 1, 1]);
+  });
+  it("has a line for each file, which may be empty", () => {
+    expect(linesOf(" one \r\n\n", 2)).toEqual(["one", ""]);
+    expect(linesOf("one\ntwo\n", 2)).toEqual(["one", "two"]);
+    expect(linesOf("\n", 2)).toEqual([]);
+    expect(linesOf("one\ntwo", 1)).toEqual(["one", "two"]);
   });
   it("has a text for each line that is not empty", () => {
     expect(textsOf(" one \r\n\n two")).toEqual(["one", "two"]);

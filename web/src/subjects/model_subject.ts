@@ -41,7 +41,7 @@ export function inputOf(params: Params, model: Pick<ModelInfo, "id" | "takes">):
 
 const MOST_POOLED = 2 ** 24; // cells of all heads that are asked for in one pass
 
-interface WeightsReply {
+export interface WeightsReply {
   labels: ModelLabels | ModelLabels[];
   image_labels?: ModelLabels[];
   audio_labels?: ModelLabels[];
@@ -65,7 +65,7 @@ function mediaLabels(reply: WeightsReply, ref: string): ModelLabels[] | undefine
 const cropOf = (media: ModelLabels[] | undefined, crop: number) => (media ? Math.min(crop, media.length - 1) : 0);
 
 /** The tokens that are the queries and the keys of a layer; `crop` is the index of the batch of a layer that sees images. */
-function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels, ModelLabels] {
+export function layerTokens(reply: WeightsReply, ref: string, crop: number): [ModelLabels, ModelLabels] {
   const [stack] = ref.split(".");
   const media = mediaLabels(reply, ref);
   if (media) return [media[cropOf(media, crop)], media[cropOf(media, crop)]];
@@ -108,7 +108,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   const crop = integer(params.sequence, 0, 0, crops - 1);
   const layers = reply.layers.map(({ layer, implicit }, at): Layer => {
     const ref = String(layer);
-    const [queries, keys] = tokensOf(reply, ref, crop);
+    const [queries, keys] = layerTokens(reply, ref, crop);
     const name = /^\d+$/.test(ref) ? `layers.${ref}` : ref;
     const heads = Array.from({ length: headsOf(at) }, (_, head) => headName(ref, head));
     const places = keys.rectangles ? { places: keys.rectangles } : {};

@@ -1,4 +1,4 @@
-/** Find heads: all heads of a model by what they do in many texts, and the passages in which one is strongest. */
+/** Find heads: all heads of a model by what they do in many texts, sounds or images, and those in which one is strongest. */
 
 import { scaleLinear } from "d3-scale";
 import type { TargetedKeyboardEvent } from "preact";
@@ -12,56 +12,73 @@ import { useHeadKeys, useLoaded, usePage } from "../../page/context";
 import { precise, whole } from "../../numbers/format";
 import { LinkedHead } from "../../parts/linked_head";
 import { matrix } from "../../numbers/matrix";
-import { shownToken } from "../../subjects/model_subject";
+import { layerTokens, shownToken } from "../../subjects/model_subject";
+import type { WeightsReply } from "../../subjects/model_subject";
+import { Files, inputsOf, mediaOf } from "./find_inputs";
 import { useNowhere } from "../../drawing/pointed";
 import { Opening } from "../../parts/sentence";
 import { attributes } from "../../drawing/scene";
 import type { Scene, Shape } from "../../drawing/scene";
 import { integer } from "../../page/state";
-import { RETRIEVAL, SURVEYED, distribution, means, passageRequest, statisticsIn, strongest, survey, textsOf } from "../../subjects/survey";
-import type { Distribution, Survey } from "../../subjects/survey";
-import type { ModelInfo, ModelLabels } from "../../server/types";
+import { RETRIEVAL, SURVEYED, distribution, linesOf, means, passageRequest, statisticsIn, strongest, survey, textsOf } from "../../subjects/survey";
+import type { Distribution, Medium, Survey } from "../../subjects/survey";
+import type { ModelInfo } from "../../server/types";
 import { Area, Button, Choice, Commands, Drawing, Export, FactList, Field, ProblemBox, Table, Waiting } from "../../parts/ui";
 
 const SHIPPED = textsOf(corpus);
 const PASSAGES = 5;
 const MOST_LINES = 256; // tokens of a passage that is drawn with lines
-/** The texts of one's own, and the last survey: kept while other views are shown. A link cannot carry them. */
-const kept: { own: string; needle: string; last: { of: Survey; own: boolean } | null } = { own: "", needle: "", last: null };
+const NONE = { files: [] as string[], texts: "" };
+/** The texts and files of one's own, and the last survey: kept while other views are shown. A link cannot carry them. */
+const kept: { own: string; needle: string; sounds: typeof NONE; images: typeof NONE; last: { of: Survey; from: string } | null } = { own: "", needle: "", sounds: NONE, images: NONE, last: null };
+/** The two statistics of the first drawing. */
+const FIRST = { texts: ["previous_token", "induction"], sounds: ["max_weight", "alignment"], images: ["mean_distance", "max_weight"] };
 
+const counted = ({ texts, media }: Survey) => `${texts.length} ${media?.kind ?? "texts"}`;
 const labelOf = (name: string) => [...SURVEYED, RETRIEVAL].find(([each]) => each === name)?.[1] ?? name;
 const labelsIn = (of: Survey) => statisticsIn(of).map(([name, label]): [string, string] => [name, label]);
 const known = (of: Survey, name: string | undefined, otherwise: string) => (name !== undefined && name in of.values ? name : otherwise);
 
 export function Find() {
   const { params, go, models } = usePage();
-  const able = (models ?? []).filter(({ refused, takes }) => !refused && takes.includes("text"));
+  const able = (models ?? []).filter((each) => !each.refused && (each.takes.includes("text") || mediaOf(each).length));
   const [kind, name] = (params.source ?? "").split(/:(.*)/s);
   const model = able.find(({ id }) => kind === "model" && id === name) ?? able[0];
   if (!models) return <Waiting what="Asking the server for its models" />;
-  if (!able.length) return <p class="empty">The server has no whole model that reads text, or no transformers.</p>;
+  if (!able.length) return <p class="empty">The server has no whole model, or no transformers.</p>;
+  const texts: [string, string][] = model.takes.includes("text") ? [["shipped", `the ${SHIPPED.length} that ship`], ["own", "your own"]] : [];
+  const options = [...texts, ...mediaOf(model).map((each): [string, string] => [each, `your ${each}`])];
+  const from = options.find(([value]) => value === params.texts)?.[0] ?? options[0][0];
   return (
     <>
       <div class="fields subject">
         <Choice wide label="Heads of" value={model.id} set={(id) => go({ source: `model:${id}`, layer: "", head: "", passage: "", survey: "" })} options={able.map(({ id }): [string, string] => [id, id])} />
-        <Choice label="Texts" value={params.texts ?? "shipped"} set={(texts) => go({ texts: texts === "shipped" ? "" : texts, passage: "", survey: "" })} options={[["shipped", `the ${SHIPPED.length} that ship`], ["own", "your own"]]} />
+        {options.length > 1 && <Choice label={mediaOf(model).length ? "Inputs" : "Texts"} value={from} set={(chosen) => go({ texts: chosen === "shipped" ? "" : chosen, passage: "", survey: "" })} options={options} />}
       </div>
-      <Surveyed key={`${model.id}/${params.texts ?? ""}`} model={model} own={params.texts === "own"} />
+      <Surveyed key={`${model.id}/${from}`} model={model} from={from} />
     </>
   );
 }
 
-function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
+const isMedium = (from: string): from is Medium => from === "sounds" || from === "images";
+
+function Surveyed({ model, from }: { model: ModelInfo; from: string }) {
   const { params, go, announce, refreshModels } = usePage();
   const [written, write] = useState(kept.own);
   const [hidden, hide] = useState(kept.needle);
+  const own = from === "own";
+  const kind = isMedium(from) ? from : null;
+  const [media, setMedia] = useState(kind ? kept[kind] : NONE);
+  const keep = (change: Partial<typeof NONE>) => kind && setMedia((kept[kind] = { ...kept[kind], ...change }));
   const needle = own ? hidden : "";
-  const texts = useMemo(() => (own ? textsOf(written) : SHIPPED), [own, written]);
+  const inputs = useMemo(() => (kind ? inputsOf(model, kind, media.files, linesOf(media.texts, media.files.length)) : []), [kind, media, model]);
+  const texts = useMemo(() => (kind ? inputs.map(({ shown }) => shown) : own ? textsOf(written) : SHIPPED), [kind, inputs, own, written]);
+  const what = kind ?? "texts";
   const [done, setDone] = useState(0);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const [running, setRunning] = useState<AbortController | null>(null);
   useEffect(() => () => running?.abort(), [running]);
-  const found = kept.last?.of.model === model.id && kept.last.own === own ? kept.last.of : null;
+  const found = kept.last?.of.model === model.id && kept.last.from === from ? kept.last.of : null;
   const past = found && (found.texts.join("\n") !== texts.join("\n") || (found.needle ?? "") !== needle); // the texts were changed since
   const run = async () => {
     const stop = new AbortController();
@@ -69,8 +86,8 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
     setProblem(null);
     setDone(0);
     try {
-      kept.last = { of: await survey(model.id, texts, stop.signal, setDone, needle), own };
-      announce(`${texts.length} texts went through ${model.id}.`);
+      kept.last = { of: await survey(model.id, texts, stop.signal, setDone, needle, kind ? { kind, inputs } : undefined), from };
+      announce(`${texts.length} ${what} went through ${model.id}.`);
       if (!model.layers.length) void refreshModels();
     } catch (fault) {
       if (!stop.signal.aborted) setProblem(problemOf(fault));
@@ -78,7 +95,7 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
       setRunning(null);
     }
   };
-  const wanted = params.survey === "yes" && !own && !found;
+  const wanted = params.survey === "yes" && from === "shipped" && !found;
   useEffect(() => {
     if (wanted) void run(); // a link to what was found
   }, []);
@@ -92,15 +109,17 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
           <Field wide label="Needle" hint="optional: words that every text has. The model answers each text; retrieval is the share of these words that a head copies into the answer" value={hidden} live set={(words) => hide((kept.needle = words))} />
         </div>
       )}
+      {kind && <Files model={model} kind={kind} files={media.files} choose={(files) => keep({ files })} written={media.texts} write={(lines) => keep({ texts: lines })} />}
+      {kind && media.files.length > 0 && !texts.length && <p role="status">{whole(linesOf(media.texts, media.files.length).length)} lines for {whole(media.files.length)} files: write one for each, or none.</p>}
       <div class="fields" role="status">
         {running
-          ? <><progress value={done} max={texts.length} aria-label="Texts that went through the model" /><span>{done ? `${whole(done)} of ${whole(texts.length)} texts` : `asking ${model.id}`}</span><Button onClick={() => running.abort()}>Cancel</Button></>
-          : <Button class="primary" disabled={!texts.length} onClick={() => { go({ survey: "yes" }, "replace"); void run(); }}>{found && !past ? "Go through them again" : `Go through ${whole(texts.length)} texts`}</Button>}
+          ? <><progress value={done} max={texts.length} aria-label="Texts that went through the model" /><span>{done ? `${whole(done)} of ${whole(texts.length)} ${what}` : `asking ${model.id}`}</span><Button onClick={() => running.abort()}>Cancel</Button></>
+          : <Button class="primary" disabled={!texts.length} onClick={() => { go({ survey: "yes" }, "replace"); void run(); }}>{found && !past ? "Go through them again" : `Go through ${whole(texts.length)} ${what}`}</Button>}
       </div>
       <ProblemBox problem={problem} />
       {running && !done && model.state !== "resident" && <Opening id={model.id} cancel={() => running.abort()} />}
-      {!found && !running && !problem && <p class="small">Every text goes through {model.id} once. Each head then stands at its means of two statistics; click one for its distribution and the passages in which it is strongest.</p>}
-      {past && <p role="status">What follows is of the {whole(found.texts.length)} texts that went through before, not of those above.</p>}
+      {!found && !running && !problem && <p class="small">Every {what.slice(0, -1)} goes through {model.id} once. Each head then stands at its means of two statistics; click one for its distribution and the passages in which it is strongest.</p>}
+      {past && <p role="status">What follows is of the {whole(found.texts.length)} {what} that went through before, not of those above.</p>}
       {found && <Found of={found} />}
     </>
   );
@@ -108,7 +127,8 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
 
 function Found({ of }: { of: Survey }) {
   const { params, go, theme } = usePage();
-  const [x, y] = [known(of, params.x, "previous_token"), known(of, params.y, of.needle ? RETRIEVAL[0] : "induction")];
+  const [firstX, firstY] = FIRST[of.media?.kind ?? "texts"];
+  const [x, y] = [known(of, params.x, firstX), known(of, params.y, of.needle ? RETRIEVAL[0] : firstY)];
   const labels = labelsIn(of);
   const [across, up] = useMemo(() => [means(of, x), means(of, y)], [of, x, y]);
   const order = useMemo(() => of.heads.map((_, at) => at).sort((a, b) => up[b] - up[a]), [of, up]);
@@ -132,7 +152,7 @@ function Found({ of }: { of: Survey }) {
         <Export of={{ name: "heads", label: "all heads", scene, rows: table, json: () => ({ model: of.model, texts: of.texts, heads: of.heads.map((each, i) => ({ layer: each.ref, head: each.head, statistics: Object.fromEntries(labels.map(([name]) => [name, { ...distribution(of, i, name), strongest: strongest(of, i, name, PASSAGES) }])) })) }) }} />
         <details>
           <summary>As a table</summary>
-          <Table caption={`Means over ${of.texts.length} texts, by ${labelOf(y)}`} rows={order} columns={[
+          <Table caption={`Means over ${counted(of)}, by ${labelOf(y)}`} rows={order} columns={[
             { head: "head", header: true, cell: (each) => <Button class="quiet" aria-pressed={each === at} onClick={() => pick(each)}>{of.heads[each].name}</Button> },
             { head: labelOf(y), number: true, cell: (each) => precise(up[each]) },
             { head: labelOf(x), number: true, cell: (each) => precise(across[each]) },
@@ -152,7 +172,7 @@ function OneHead({ of, at, y }: { of: Survey; at: number; y: string }) {
   const spread = distribution(of, at, by);
   const passages = strongest(of, at, by, PASSAGES);
   const passage = passages.find(({ text }) => text === integer(params.passage, -1)) ?? passages.at(0);
-  const scene = spreadScene(spread, `${labelOf(by)} of ${each.name} over ${of.texts.length} texts`, theme);
+  const scene = spreadScene(spread, `${labelOf(by)} of ${each.name} over ${counted(of)}`, theme);
   return (
     <section aria-label={each.name}>
       <h3>{each.name}</h3>
@@ -173,21 +193,23 @@ function OneHead({ of, at, y }: { of: Survey; at: number; y: string }) {
 function Passage({ of, at, text }: { of: Survey; at: number; text: number }) {
   const { go } = usePage();
   const each = of.heads[at];
+  const read = of.media ? of.media.inputs[text] : null;
+  const own = (name: string) => (typeof read?.body[name] === "string" ? read.body[name] : "");
+  const opened = !read ? { text: of.texts[text] } : { ...(own("text") && { text: own("text") }), target: own("target"), [of.media?.kind === "sounds" ? "sound" : "image"]: read.file };
   const request = passageRequest(of, each, text);
   const { value, problem, busy } = useLoaded(JSON.stringify(request), async () => {
-    const { reply, tensors } = await callTensors<{ labels: ModelLabels; encoder_labels?: ModelLabels }>(request.path, request.body);
+    const { reply, tensors } = await callTensors<WeightsReply>(request.path, request.body);
     const { shape, data } = tensors["layers.0.weights"];
-    const stack = String(each.ref).split(".")[0];
-    const read = reply.encoder_labels ?? reply.labels;
-    const names = (labels: ModelLabels) => labels.tokens.map(shownToken);
-    return { text, of: matrix(shape[1], shape[2], data), queries: names(stack === "encoder" ? read : reply.labels), keys: names(stack === "decoder" ? reply.labels : read) };
+    const [rows, columns] = shape.slice(-2);
+    const [queries, keys] = layerTokens(reply, String(each.ref), 0).map((labels) => labels.tokens.map(shownToken));
+    return { text, of: matrix(rows, columns, data.subarray(0, rows * columns)), queries, keys };
   });
   useNowhere(value);
   if (!value) return problem ? <ProblemBox problem={problem} /> : <Waiting what={`Asking for the weights of ${each.name}`} />;
   return (
     <div aria-busy={busy || value.text !== text}>
       <LinkedHead of={value.of} queries={value.queries} keys={value.keys} title={`${each.name} in this passage`} range="unit" most={MOST_LINES} />
-      <Button onClick={() => go({ view: "head", source: `model:${of.model}`, text: of.texts[text], layer: each.layer, head: each.head })}>Open in Head</Button>
+      <Button onClick={() => go({ view: "head", source: `model:${of.model}`, ...opened, layer: each.layer, head: each.head })}>Open in Head</Button>
       <Commands calls={[request]} />
     </div>
   );
@@ -224,7 +246,7 @@ function scatterScene(of: Survey, x: string, y: string, across: number[], up: nu
     const late = rightward(across[i]) > (left + width) / 2;
     shapes.push({ kind: "text", x: rightward(across[i]) + (late ? -11 : 11), y: upward(up[i]) + 4, text: of.heads[i].name, anchor: late ? "end" : "start", fill: inks.ink, bold: i === at });
   }
-  return { width, height, title: `Heads of ${of.model}: ${labelOf(y)} over ${labelOf(x)}, means over ${of.texts.length} texts`, shapes };
+  return { width, height, title: `Heads of ${of.model}: ${labelOf(y)} over ${labelOf(x)}, means over ${counted(of)}`, shapes };
 }
 
 interface ScatterProps {
@@ -284,7 +306,7 @@ function spreadScene({ mean, quantiles, counts }: Distribution, title: string, t
   const [least, , , , largest] = quantiles;
   const value = scaleLinear([least, largest > least ? largest : least + 1], [left, width - right]);
   const shapes: Shape[] = [{ kind: "text", x: 4, y: 16, text: title, size: 12, bold: true, fill: inks.ink }];
-  counts.forEach((count, i) => shapes.push({ kind: "rect", x: left + i * wide, y: height - bottom - high(count), w: wide - 1, h: high(count), fill: inks.accent, tip: `${count} texts` }));
+  counts.forEach((count, i) => shapes.push({ kind: "rect", x: left + i * wide, y: height - bottom - high(count), w: wide - 1, h: high(count), fill: inks.accent, tip: String(count) }));
   shapes.push({ kind: "path", d: `M${left},${height - bottom}H${width - right}`, stroke: inks.faint });
   shapes.push({ kind: "path", d: `M${value(mean)},${top}V${height - bottom}`, stroke: inks.second, width: 1.5, dash: [4, 3], tip: `mean ${precise(mean, 3)}` });
   shapes.push({ kind: "text", x: left - 5, y: top + 8, text: String(most), anchor: "end", fill: inks.soft }, { kind: "text", x: left - 5, y: height - bottom, text: "0", anchor: "end", fill: inks.soft });

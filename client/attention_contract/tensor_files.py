@@ -270,11 +270,13 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
     InvalidTensor if there is no such place, or if it is taken.
     """
     node: Any = data
-    kinds, last = [model], name
-    while "." in last and not any(map(is_tensor_map, kinds)):
-        key = next((key for key in node if last.startswith(f"{key}.")), "") if isinstance(node, dict) else ""
-        key = key or last.partition(".")[0]
-        kinds, last = _below(kinds, key), last[len(key) + 1 :]
+    kinds: tuple[Any, ...] = (model,)
+    last = name
+    while "." in last and not (below := _below(kinds)).names_tensors:
+        key = last.partition(".")[0]
+        if isinstance(node, dict) and key not in node:
+            key = next((each for each in node if last.startswith(f"{each}.")), key)
+        kinds, last = (*below.items, *below.fields.get(key, ())), last[len(key) + 1 :]
         if isinstance(node, dict):
             node = node.setdefault(key, {})
         elif isinstance(node, list) and key.isdecimal() and len(key) < 10 and int(key) < len(node):
@@ -290,10 +292,24 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
     node[last] = array
 
 
-def _below(kinds: Sequence[Any], key: str) -> list[Any]:
-    """The types of what these types have under a key: a field, or any item of a list or a map."""
-    found = []
+class _Below(NamedTuple):
+    """The types of what some types have below them."""
+
+    names_tensors: bool
+    """True if one of them is a map from names to tensors."""
+    items: tuple[Any, ...]
+    """Those of any item of a list or a map."""
+    fields: dict[str, tuple[Any, ...]]
+    """Those of the fields of models."""
+
+
+@cache
+def _below(kinds: tuple[Any, ...]) -> _Below:
+    items: list[Any] = []
+    fields: dict[str, tuple[Any, ...]] = {}
     for kind in kinds:
-        items = get_args(kind) if get_origin(kind) in {list, dict} else ()
-        found += members_of(items[-1] if items else fields_of(kind).get(key))
-    return found
+        if get_origin(kind) in {list, dict}:
+            items += members_of(get_args(kind)[-1])
+        for name, field in fields_of(kind).items():
+            fields[name] = (*fields.get(name, ()), *members_of(field))
+    return _Below(any(map(is_tensor_map, kinds)), tuple(items), fields)

@@ -149,8 +149,8 @@ def test_generated_tokens_are_those_of_transformers(kind):
 @pytest.mark.parametrize("kind", LONG)
 def test_a_transcript_has_the_tokens_of_transformers(kind, instruction):
     """The prompt is that of the processor, whose instruction can be replaced."""
-    asked = {"model": "m", "file": sent(speech(1.0)), "attention": {"layers": [1], "top_k": 1}}
-    request = validate(TranscriptionRequest, asked | ({} if instruction is None else {"prompt": instruction}))
+    fields = {"model": "m", "file": sent(speech(1.0)), "attention": {"layers": [1], "top_k": 1}}
+    request = validate(TranscriptionRequest, fields | ({} if instruction is None else {"prompt": instruction}))
     plan = plan_transcription(loaded(kind), request)
     (whole,) = generate(loaded(kind), request, plan, lambda _: None).last
     found = validate(Transcription, orjson.loads(lines_of([whole]))).attention

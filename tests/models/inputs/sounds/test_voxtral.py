@@ -91,7 +91,7 @@ def counted(messages):
     return sum(part is SOUND for each in messages for part in each["content"])
 
 
-def asked(messages, **fields):
+def forward_request(messages, **fields):
     sounds = [sent(speech(1.5))] * counted(messages)
     return ModelForwardRequest(messages=messages, **({"audio": sounds} if sounds else {}), **fields)
 
@@ -145,7 +145,7 @@ def test_a_text_has_the_tokens_of_mistral_common():
 
 @pytest.mark.parametrize(("messages", "expected"), CONVERSATIONS)
 def test_logits_and_weights_of_a_conversation_are_those_of_the_eager_model(messages, expected):
-    reply = forward_reply(loaded(), asked(messages, return_=["weights", "logits"]))
+    reply = forward_reply(loaded(), forward_request(messages, return_=["weights", "logits"]))
     assert reply.labels.ids == expected
     heard = {"input_features": torch.cat([features(1.5)] * counted(messages))} if counted(messages) else {}
     with torch.no_grad():

@@ -346,7 +346,7 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
             check_request(loaded, ModelForwardRequest(**input_of(loaded))).inputs.arguments, AttentionPass({})
         )
     name = _result_of(expected)
-    found.whole = error(output[name], expected[name])
+    found.whole = max(map(error, tensors(output[name]), tensors(expected[name])))
     if not found.equal:
         model.set_attn_implementation("sdpa")
         with torch.no_grad():
@@ -382,7 +382,8 @@ def _pair_error(model: PreTrainedModel, loaded: LoadedModel) -> float:
 def _result_of(output: Any) -> str:
     """The name of what a model computes of a whole text or image."""
     named = ("logits", "last_hidden_state", "pooler_output", "image_embeds")
-    return next(name for name in named if isinstance(getattr(output, name, None), torch.Tensor))
+    known = next((name for name in named if isinstance(getattr(output, name, None), torch.Tensor)), None)
+    return known or next(name for name in output if tensors(output[name]))
 
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:

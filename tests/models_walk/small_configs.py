@@ -76,7 +76,6 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "t5gemma2_text": {"dropout_rate": 0.0},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
     "mimi": {"upsample_groups": 32},
-    "moonshine_streaming": {"num_key_value_heads": 4, "max_position_embeddings": 600},
     "efficientloftr": {"hidden_size": 256},
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
     **dict.fromkeys(
@@ -88,19 +87,17 @@ OWN: Final[dict[str, dict[str, Any]]] = {
         "vision_config": {"hidden_size": 64},
     },
     "maskformer": {
-        "backbone_config": {"model_type": "swin", **_SWIN, "image_size": 64, "out_features": ["stage1", "stage2"]},
+        "backbone_config": {
+            "model_type": "swin", "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 4, 4], "window_size": 2,
+            "image_size": 64, "out_features": ["stage1", "stage2", "stage3", "stage4"],
+        },
+        "decoder_config": {"model_type": "detr", "num_queries": 5, "decoder_layers": 2, "encoder_layers": 2},
     },
     "bridgetower_text_model": {"hidden_size": 64},
     "bridgetower_vision_model": {"hidden_size": 64},
     "bridgetower": {"hidden_size": 64},
-    "lw_detr": {"projector_scale_factors": [1.0], "num_queries": 5},
+    "lw_detr": {"projector_scale_factors": [1.0], "num_feature_levels": 1, "num_queries": 5},
     "pocket_tts_audio_tokenizer": {"upsample_groups": 32},
-    "gemma4_assistant": {
-        "text_config": {
-            "hidden_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False,
-            "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 2,
-        },
-    },
     "axk1": {"head_dim": 4},
     "bamba": {"attn_layer_indices": [1]},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "head_dim": 4},

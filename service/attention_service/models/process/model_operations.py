@@ -248,7 +248,9 @@ class ModelOperations:
         need = planned.plan.needed_bytes(self.loaded)
         if request.gradients:
             need += self.costs.memory.graph_bytes(*planned.stack.ids.shape)
-        return PricedRun(need, lambda: Answer(similarity_reply(self.loaded, request, planned)))
+        texts, length = planned.stack.ids.shape
+        seconds = self.costs.seconds_of(texts, length, 3 if request.gradients else 1)
+        return PricedRun(need, lambda: Answer(similarity_reply(self.loaded, request, planned)), seconds)
 
     def _of_pair(self, request: TextSimilarityRequest) -> PricedRun:
         planned = plan_pair_similarity(self.loaded, request)
@@ -258,7 +260,8 @@ class ModelOperations:
     def _embed(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(EmbeddingRequest, body)
         plan = plan_embedding(self.loaded, request)
-        return PricedRun(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
+        seconds = self.costs.seconds_of(len(plan.rows), max(map(len, plan.rows)))
+        return PricedRun(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)), seconds)
 
     def _adapt(self, *_: object) -> PricedRun:
         return PricedRun(0, Answer)  # its adapter is loaded by now

@@ -245,7 +245,7 @@ def test_gradients_reach_the_seconds_that_a_word_depends_on():
         ({"language": "klingon"}, "language"),
         ({"language": "yue"}, "language"),
         ({"prompt": "the hen"}, "prompt"),
-        ({"alignment_heads": [[2, 0]]}, "alignment_heads.0"),
+        ({"alignment_heads": [[2, 0]], "response_format": "verbose_json"}, "alignment_heads.0"),
         ({"file": sent(speech(0.1))}, "file"),
         ({"file": sent(speech(6.5 * SECONDS))}, "file"),
         ({"attention": {"keep": True}}, "attention.keep"),

@@ -298,9 +298,9 @@ class _Below(NamedTuple):
     names_tensors: bool
     """True if one of them is a map from names to tensors."""
     items: tuple[Any, ...]
-    """Those of any item of a list or a map."""
+    """The types of any item of a list or a map."""
     fields: dict[str, tuple[Any, ...]]
-    """Those of the fields of models."""
+    """The types of the fields of models, by name."""
 
 
 @cache

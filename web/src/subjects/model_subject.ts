@@ -150,7 +150,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     title: `${id}: ${text}`,
     counting,
     unseen: unseenOf(model, reply.layers),
-    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input, classifies: model.predicts === "class" },
+    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input, predictsByToken: model.predicts === "next" || model.predicts === "own" },
     facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.weights ?? reply.ran.dtype} on ${reply.ran.device}`], ...(waited ? [["waited", waited] as [string, string]] : [])],
     layers,
     sequences: crops,

@@ -81,8 +81,8 @@ export interface Whole {
   /** The model's name and what it read, where the server was asked for this. */
   id?: string;
   input?: Body;
-  /** True for a model that predicts classes. */
-  classifies?: boolean;
+  /** False for a model that predicts classes, or nothing. */
+  predictsByToken?: boolean;
   text: string;
   target?: string | null | undefined;
   /** The tokens that it predicts at: the decoder's, of a model with both. */

@@ -36,7 +36,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
     return <p class="small">The change of the model's logits is not known here: {model.id ? `the text has more than ${MOST_TOKENS.logits} tokens.` : `the server has no checkpoint ${of.model} in its model repository, or no transformers.`}</p>;
   }
   const positions = Array.from({ length: tokens }, (_, at) => at);
-  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", ...(of.classifies ? {} : { positions }) };
+  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", ...(of.predictsByToken === false ? {} : { positions }) };
   const key = JSON.stringify(body);
   const ask = async () => {
     setBusy(true);

@@ -140,7 +140,7 @@ export function Gradient(props: SubjectProps) {
   const at = integer(params.at, (whole?.tokens ?? 1) - 1, 0, (whole?.tokens ?? 1) - 1);
   const id = whole?.id;
   const input = whole?.input;
-  const reads = input !== undefined && ("text" in input || "audio" in input) && !whole?.classifies; // else the model says what has a class
+  const reads = input !== undefined && ("text" in input || "audio" in input) && whole?.predictsByToken !== false; // else the model says what has a class
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${at}`, async (signal) => {
     if (!id || !input) return { prediction: null };
     const body = { ...input, top_k: LIKELIEST, ...(reads ? { positions: [at] } : {}) };

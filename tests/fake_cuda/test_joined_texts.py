@@ -17,7 +17,7 @@ from tests.models.small_models import device
 from tests.models_walk.compared import built
 
 LAYERS, TEXTS, TURNS, STAGES = 3, 16, 3, 18
-ASKED = {
+FIELDS = {
     "nothing": None,
     "statistics": {"statistics": ["entropy"]},
     "edits": {"statistics": [], "edits": {"1": [{"tap": "context", "heads": [1], "set": 0.0}]}},
@@ -33,16 +33,16 @@ def of_one_text(module, query, key, value, mask, *, scaling=None, **_):
     return attention(query, key, value, mask, scale=scaling).transpose(1, 2).contiguous(), None
 
 
-def generation(decoder, number, asked):
+def generation(decoder, number, options):
     prompt = [3 + (number + place) % 5 for place in range(3 + number)]
-    fields = {"model": "llama", "prompt": prompt, "max_tokens": 9, "temperature": 0, "attention": asked}
+    fields = {"model": "llama", "prompt": prompt, "max_tokens": 9, "temperature": 0, "attention": options}
     request = validate(CompletionRequest, fields)
     return Generation(decoder, request, plan_generation(decoder.loaded, request), lambda _: None)
 
 
-def turn(counts, decoder, texts, asked):
+def turn(counts, decoder, texts, options):
     """The launches and the waits of a turn in which so many texts get a token."""
-    running = [generation(decoder, number, asked) for number in range(texts)]
+    running = [generation(decoder, number, options) for number in range(texts)]
     while any(each.unread for each in running):
         assert not read_prompts(decoder, running, 1000)
     for _ in range(TURNS):
@@ -55,8 +55,8 @@ def turn(counts, decoder, texts, asked):
     return found
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_a_pass_over_many_texts_launches_what_one_over_one_does_and_two_more_a_layer(cuda, monkeypatch, asked):
+@pytest.mark.parametrize("kind", FIELDS)
+def test_a_pass_over_many_texts_launches_what_one_over_one_does_and_two_more_a_layer(cuda, monkeypatch, kind):
     model = built("llama", num_hidden_layers=LAYERS, num_key_value_heads=4, max_position_embeddings=256)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     loaded = LoadedModel("llama", model.requires_grad_(False), tokenizer(), device())
@@ -69,9 +69,9 @@ def test_a_pass_over_many_texts_launches_what_one_over_one_does_and_two_more_a_l
         loaded.device = cuda.device()
         decoder = Decoder(loaded)
         decoder._joining = Joining(unlike=True, alike=True, direct=True, in_parts=True)
-        alone, waits = turn(counts, decoder, 1, ASKED[asked])
-        together, waits_together = turn(counts, decoder, TEXTS, ASKED[asked])
+        alone, waits = turn(counts, decoder, 1, FIELDS[kind])
+        together, waits_together = turn(counts, decoder, TEXTS, FIELDS[kind])
         decoder.close()
-    edited = TEXTS if asked == "edits" else 0  # each edited row of a layer attends by the stages
+    edited = TEXTS if kind == "edits" else 0  # each edited row of a layer attends by the stages
     assert together <= alone + 2 * LAYERS + STAGES * edited
     assert waits_together <= waits + edited

@@ -42,10 +42,10 @@ def shown(page):
     """The two statistics of each head of the scatter."""
     page.locator(".scatter").wait_for(timeout=60_000)
     heads = page.locator(".scatter [role=button]").all()
-    told = [
+    numbers = [
         re.findall(r"[\d−-][\d.e−-]*(?=,|$)", each.get_attribute("aria-label").partition(": ")[2]) for each in heads
     ]
-    return np.array([[float(number.replace("−", "-")) for number in each] for each in told])
+    return np.array([[float(number.replace("−", "-")) for number in each] for each in numbers])
 
 
 def test_heads_that_follow_sounds_are_those_of_the_client(visit):
@@ -78,8 +78,8 @@ def test_sounds_are_written_down_by_the_model(visit):
     page = visit.open("#/find?source=model:listener")
     page.locator("input[multiple]").set_input_files(FILES)
     page.get_by_role("button", name="Transcribe all").click()
-    asked = [{"model": "listener", "file": small_sounds.sent(content)} for content in SOUNDS]
-    texts = [visit.http.post("/v1/audio/transcriptions", json=each).json()["text"] for each in asked]
+    bodies = [{"model": "listener", "file": small_sounds.sent(content)} for content in SOUNDS]
+    texts = [visit.http.post("/v1/audio/transcriptions", json=each).json()["text"] for each in bodies]
     lines = [" ".join(text.split()) for text in texts]
     visit.until(lambda: page.locator("textarea").input_value().split("\n") == lines)
 
@@ -92,7 +92,7 @@ def test_sounds_are_written_down_by_the_model(visit):
         ("seer", "images", ["mean_distance", "max_weight"]),
     ],
 )
-def test_a_model_without_a_decoder_is_asked_about_files_alone(visit, name, kind, statistics):
+def test_a_model_without_a_decoder_answers_for_files_alone(visit, name, kind, statistics):
     """A layer that hears a sound in windows stands at their mean."""
     page = visit.open(f"#/find?source=model:{name}&texts={kind}")
     files = PICTURES if kind == "images" else FILES
@@ -102,8 +102,8 @@ def test_a_model_without_a_decoder_is_asked_about_files_alone(visit, name, kind,
     field = "images" if kind == "images" else "audio"
     expected = []
     for file in files:
-        asked = {"statistics": statistics, "return_weights": False, field: [small_sounds.sent(file["buffer"])]}
-        layers = visit.http.post(f"/v1/models/{name}/weights", json=asked).json()["layers"]
+        body = {"statistics": statistics, "return_weights": False, field: [small_sounds.sent(file["buffer"])]}
+        layers = visit.http.post(f"/v1/models/{name}/weights", json=body).json()["layers"]
         expected.append([[np.atleast_2d(each["statistics"][one]).mean(0) for one in statistics] for each in layers])
     means = np.array(expected).mean(0).transpose(0, 2, 1).reshape(-1, 2)  # [heads of all layers, statistics]
     np.testing.assert_allclose(shown(page), means, rtol=6e-3, atol=1e-4)

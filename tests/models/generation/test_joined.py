@@ -257,16 +257,16 @@ def test_texts_attend_by_one_call_as_on_a_gpu_as_they_do_alone(kind, monkeypatch
     """Some are longer than a window; one is edited; the keys of grouped heads are not copied."""
     monkeypatch.setattr(decode_attention, "on_gpu", lambda x: True)
     model = loaded(kind, **FAMILIES[kind][1]) if kind in FAMILIES else llama()
-    asked = {
+    requests_by_name = {
         name: {"prompt": TEXT[:length], "attention": {"statistics": [], "edits": edits}, "logprobs": 3}
         for name, (length, edits) in enumerate([(3, {}), (21, EDITS[2]), (61, EDITS[3]), (40, {})])
     }
     callers = Callers(model)
-    for name, fields in asked.items():
+    for name, fields in requests_by_name.items():
         callers.ask(name, **fields)
     found = callers.end()
     assert {each.joined for each in callers.running.values()} == {4}
-    for name, fields in asked.items():
+    for name, fields in requests_by_name.items():
         (own,), (ours,) = alone(model, **fields), found[name]
         assert own.logprobs.tokens == ours.logprobs.tokens
         np.testing.assert_allclose(ours.logprobs.token_logprobs, own.logprobs.token_logprobs, atol=1e-5)

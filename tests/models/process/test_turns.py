@@ -174,22 +174,22 @@ def ended(*messages):
 
 
 def test_callers_are_answered_in_turn_however_many_requests_one_of_them_has():
-    asked = [each for number in range(5) for each in (ask(number, f"own {number}"), go(number))]
-    asked += [each for number in (5, 6) for each in (ask(number, f"own {number}", "b"), go(number))]
-    assert ended(*asked)[0] == [0, 5, 1, 6, 2, 3, 4]
+    messages = [each for number in range(5) for each in (ask(number, f"own {number}"), go(number))]
+    messages += [each for number in (5, 6) for each in (ask(number, f"own {number}", "b"), go(number))]
+    assert ended(*messages)[0] == [0, 5, 1, 6, 2, 3, 4]
 
 
 def test_a_short_prompt_waits_for_no_long_ones_of_another_caller():
-    asked = [each for number in range(3) for each in (ask(number, "read 3000"), go(number))]
-    done, sent = ended(*asked, ask(3, "read 20", "b"), go(3))
+    messages = [each for number in range(3) for each in (ask(number, "read 3000"), go(number))]
+    done, sent = ended(*messages, ask(3, "read 20", "b"), go(3))
     assert done == [3, 0, 1, 2]
     assert sent.index(("done", 3)) < len(sent) - 6
     assert ("pass", None) in sent  # a part of a long prompt may take as long as all of it
 
 
 def test_prompts_that_end_with_their_first_token_count_for_their_caller():
-    asked = [each for number in range(6) for each in (ask(number, "read 500"), go(number))]
-    done, _ = ended(*asked, *(each for number in (6, 7) for each in (ask(number, "read 500", "b"), go(number))))
+    messages = [each for number in range(6) for each in (ask(number, "read 500"), go(number))]
+    done, _ = ended(*messages, *(each for number in (6, 7) for each in (ask(number, "read 500", "b"), go(number))))
     assert sorted(done[:4]) == [0, 1, 6, 7]
 
 

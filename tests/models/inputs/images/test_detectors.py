@@ -235,9 +235,9 @@ def test_the_memory_of_a_detector_counts_its_backbone():
     )  # fmt: skip
     body = {"images": [sent(noise(64, 64))], "statistics": ["entropy"], "return_weights": False}
     request = validate(ModelWeightsRequest, body)
-    asked = check_request(model, request)
-    needed = ModelCosts(model).memory.needed_bytes(asked, request)
-    (held,) = peaks([lambda: weights_reply(model, request, asked)])
+    checked = check_request(model, request)
+    needed = ModelCosts(model).memory.needed_bytes(checked, request)
+    (held,) = peaks([lambda: weights_reply(model, request, checked)])
     assert 2**24 < held < needed < 5 * held
     model.close()
 

@@ -6,16 +6,20 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.numpy import save_file
 from tests.api.talk import post, refuse
+from tests.client.tiny_models import tokenizer
 from tests.models.conftest import write_checkpoint
 from tests.models.inputs.sounds.small_sounds import HEARS
+from tests.models_walk.small_configs import small_config
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
 from attention_service.models import checkpoint_facts, model_catalogue
 from attention_service.models.input_kinds import HEARD, READS
+from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import find_folder
 from attention_service.modules.checkpoints import catalogue
 
@@ -129,6 +133,20 @@ def test_models_that_hear_need_their_extra(tmp_path, monkeypatch):
     assert find_folder(tmp_path, "net").refused is None
     monkeypatch.setattr(checkpoint_facts, "find_spec", lambda name: None if name == "soundfile" else find_spec(name))
     assert "attention-service[sound]" in find_folder(tmp_path, folder.name).refused
+
+
+def test_the_half_of_a_translator_of_speech_that_reads_texts_is_opened_by_its_class(tmp_path):
+    made = transformers.SeamlessM4TForTextToText(small_config("seamless_m4t")).eval()
+    made.save_pretrained(tmp_path / "texts")
+    tokenizer().save_pretrained(tmp_path / "texts")
+    listed = find_folder(tmp_path, "texts")
+    assert listed.refused is None
+    assert listed.takes == ["text", "target"]
+    loaded = LoadedModel.load(tmp_path / "texts", dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    assert type(loaded.model) is transformers.SeamlessM4TForTextToText
+    assert len(loaded.places) == 6
+    checkpoint(tmp_path / "net", {"model_type": "seamless_m4t", "architectures": ["SeamlessM4TModel"]})
+    assert "ForTextToText" in find_folder(tmp_path, "net").refused
 
 
 def test_every_type_that_hears_is_tried():

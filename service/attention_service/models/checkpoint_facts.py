@@ -78,7 +78,7 @@ def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None, *,
     """The inputs that requests to a model may have. ``prepares``: images are prepared without a file for it."""
     classifies = head is not None and head.predicts == "class"
     pairs: list[Input] = ["target"] if config.get("is_encoder_decoder") is True and not classifies else []
-    if READS.get(str(config.get("model_type"))) == "audio":
+    if _reads(config) == "audio":
         return ["audio", *pairs]
     found: list[Input] = ["text"] if has_tokenizer(folder) else []
     if prepares or any(_IMAGE_ENTRIES.search(_beginning(folder / name)) for name in _PROCESSORS):
@@ -156,7 +156,7 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
         return "its config.json has no model_type, by which transformers chooses the class"
     return (
         _unknown_type(kind, config)
-        or _unread(kind)
+        or _unread(kind, config)
         or _quantized(config)
         or beyond_the_model(tensors, quantized=quantization_of(config) is not None)
         or _unnamed(folder, config)
@@ -206,15 +206,24 @@ def _unknown_type(kind: str, config: Mapping[str, Any]) -> str | None:
     return f"transformers {version('transformers')} does not know model_type {kind[:80]!r}; a newer one may"
 
 
-def _unread(kind: str) -> str | None:
+def _unread(kind: str, config: Mapping[str, Any]) -> str | None:
     """The reason for which inputs of a model type cannot be read."""
     if kind in HEARD:
         if find_spec("soundfile") is None or find_spec("soxr") is None:
             return f"models of type {kind} read audio; install the server's extra (attention-service[sound])"
         return None
-    if kind in READS:
-        return f"models of type {kind} read {READS[kind]}, which is not supported for this type"
+    if (reads := _reads(config)) is not None:
+        advice = "; save the half that reads texts (…ForTextToText)" if kind.startswith("seamless_m4t") else ""
+        return f"models of type {kind} read {reads}, which is not supported for this type{advice}"
     return None
+
+
+def _reads(config: Mapping[str, Any]) -> str | None:
+    """The input of a model that reads neither tokens nor images. None for one that does, and for its half that does."""
+    named = config.get("architectures")
+    if isinstance(named, list) and str(next(iter(named), "")).endswith("ForTextToText"):
+        return None
+    return READS.get(str(config.get("model_type")))
 
 
 def _quantized(config: Mapping[str, Any]) -> str | None:

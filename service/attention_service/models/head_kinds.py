@@ -29,8 +29,8 @@ class HeadKind(NamedTuple):
 
 _KINDS: Final = {
     **dict.fromkeys(
-        ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
-         "BertGenerationDecoder"), HeadKind("next"),
+        ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForTextToText", "MarianMTModel",
+         "EncoderDecoderModel", "BertGenerationDecoder"), HeadKind("next"),
     ),
     **dict.fromkeys(("ForMaskedLM", "ForCTC"), HeadKind("own")),
     **dict.fromkeys(

@@ -28,7 +28,7 @@ class Surveys(Group[WayT]):
         ``batch`` texts of similar lengths and returns no weights; it waits for its turn, is priced and has its
         ``timeout`` like any other. After each, ``on_texts`` is called with the number of texts that are done and that
         of all. ``edits`` hold in every text. ``audio`` has a sound for each text, which is then its transcript, the
-        decoder's. Raises InvalidRequest that names a text, as in ``texts.3``.
+        decoder's, or a text with the sound in it. Raises InvalidRequest that names a text, as in ``texts.3``.
 
         ``retrieval`` needs a needle, a part of each text: ``statistic_options={"needle": [...]}``, one for each text or
         one for all. It counts the tokens that ``answer`` copies, one for each text; by default, the model first

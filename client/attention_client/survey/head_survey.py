@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,8 @@ class HeadSurvey:
     ``HeadStatistics``."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """Edits, and the answers or the sounds of the texts, which the passages are read with too."""
+    text_field: Literal["text", "target"] = "text"
+    """The field of a request that a text is sent as."""
 
     def index(self, layer: LayerRef, head: int) -> int:
         """Return the number of a head in ``heads``. Raises InvalidRequest."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +80,8 @@ def surveyed(
 ) -> Flow[HeadSurvey]:
     """Ask for the statistics of all texts, a batch a request, after their answers if a statistic needs these.
 
-    With ``audio`` among the options, each text is the decoder's, of the sound at its index. Raises InvalidRequest that
-    names the text at fault.
+    With ``audio`` among the options, each text is of the sound at its index: the decoder's, if the model has one.
+    Raises InvalidRequest that names the text at fault.
     """
     fields: dict[str, Any] = with_media({"options": options})["options"]
     audio = fields.pop("audio", None)
@@ -96,19 +96,22 @@ def surveyed(
     if NEEDS_NEEDLE.intersection(wanted) and fields.get("answer") is None and audio is None:
         fields |= {"answer": (yield from _answers(model, texts, batch, answer_tokens, fields))}
         of_texts = _TextFields(fields, len(texts))
-    batch = batch if audio is None else 1
+    text_field: Literal["text", "target"] = "text"
+    if audio is not None:
+        batch, model_info = 1, (yield call(operations.get_model, {"model": model, "options": _call_options(fields)}))
+        text_field = "target" if "target" in model_info.takes else "text"
     heads: list[SurveyedHead] = []
     values: dict[str, NDArray[Any]] = {}
     order = sorted(range(len(texts)), key=lambda at: len(texts[at]))  # little padding
     for start in range(0, len(texts), batch):
         chosen = order[start : start + batch]
-        read = {"text": [texts[at] for at in chosen]} if audio is None else _heard(audio, texts, chosen[0])
+        read = {"text": [texts[at] for at in chosen]} if audio is None else _heard(audio, texts, chosen[0], text_field)
         sent = {"model": model, **read, "statistics": wanted, "return_weights": False}
         try:
             reply: ModelWeightsReply = yield call(operations.model_weights, sent | {"options": of_texts.of(chosen)})
         except InvalidRequest as fault:
             raise _of_all_texts(fault, chosen) from None
-        by_layer = [dict(_statistics(layer, wanted)) for layer in reply.layers]
+        by_layer = [dict(_statistics(layer, wanted, len(chosen))) for layer in reply.layers]
         for name in by_layer[0]:
             array = np.concatenate([each[name] for each in by_layer], axis=1)
             values.setdefault(name, np.empty((len(texts), array.shape[1]), array.dtype))[chosen] = array
@@ -120,7 +123,7 @@ def surveyed(
             on_texts(start + len(chosen), len(texts))
     beside = fields | {"audio": audio}
     inputs = {name: beside[name] for name in ("edits", "answer", "audio") if beside.get(name) is not None}
-    return HeadSurvey(model, tuple(texts), heads, values, inputs)
+    return HeadSurvey(model, tuple(texts), heads, values, inputs, text_field)
 
 
 def _of_all_texts(fault: InvalidRequest, chosen: Sequence[int]) -> InvalidRequest:
@@ -132,29 +135,38 @@ def _of_all_texts(fault: InvalidRequest, chosen: Sequence[int]) -> InvalidReques
     return InvalidRequest.at(f"{name}.{chosen[int(place[2])]}", fault.detail.removeprefix(f"{fault.param}: "))
 
 
-def _statistics(layer: LayerWeights, names: Sequence[str]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the statistics ``[B, H]`` of a layer by name, each class by itself."""
+def _statistics(layer: LayerWeights, names: Sequence[str], texts: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the statistics ``[B, H]`` of a layer by name, each class by itself: the mean over windows of a sound."""
+
+    def by_text(array: NDArray[Any]) -> NDArray[Any]:
+        rows = np.atleast_2d(array)
+        return rows if len(rows) == texts else rows.mean(0, keepdims=True)
+
     for name in names:
         found = getattr(layer.statistics, name)
         if isinstance(found, Mapping):
-            yield from ((f"{name}.{each}", np.atleast_2d(array)) for each, array in found.items())
+            yield from ((f"{name}.{each}", by_text(array)) for each, array in found.items())
         else:
-            yield name, np.atleast_2d(found)
+            yield name, by_text(found)
 
 
 def _answers(model: str, texts: Sequence[str], batch: int, tokens: int, options: Mapping[str, Any]) -> Flow[list[str]]:
     """Have the model continue each text by its likeliest tokens, a batch a request."""
     edits = options.get("edits")
-    settings = {name: options[name] for name in CallOptions.__optional_keys__ if name in options}
     found: list[str] = []
     for start in range(0, len(texts), batch):
         sent: dict[str, Any] = {"model": model, "prompt": [*texts[start : start + batch]], "max_tokens": tokens}
         sent |= {"min_tokens": 1, "temperature": 0.0}
         if edits is not None:
             sent["attention"] = {"edits": edits, "statistics": []}
-        reply = yield call(operations.create_completion, sent | {"options": settings})
+        reply = yield call(operations.create_completion, sent | {"options": _call_options(options)})
         found += [choice.text for choice in sorted(reply.choices, key=lambda each: each.index)]
     return found
+
+
+def _call_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that any call has."""
+    return {name: options[name] for name in CallOptions.__optional_keys__ if name in options}
 
 
 def _check(texts: Sequence[str], audio: Sequence[Any] | None, batch: int) -> None:
@@ -170,8 +182,8 @@ def _check(texts: Sequence[str], audio: Sequence[Any] | None, batch: int) -> Non
         raise InvalidRequest.at("audio", f"expected a sound for each of {len(texts)} texts, got {len(audio)}")
 
 
-def _heard(audio: Sequence[Any], texts: Sequence[str], at: int) -> dict[str, Any]:
-    return {"audio": [audio[at]], "target": texts[at]}
+def _heard(audio: Sequence[Any], texts: Sequence[str], at: int, text_field: str) -> dict[str, Any]:
+    return {"audio": [audio[at]], text_field: texts[at]}
 
 
 def weights_call(survey: HeadSurvey, text: int, options: CallOptions, **fields: Any) -> Call[ModelWeightsReply]:
@@ -180,7 +192,7 @@ def weights_call(survey: HeadSurvey, text: int, options: CallOptions, **fields: 
     if not isinstance(inputs.get("answer", ""), str):
         inputs["answer"] = inputs["answer"][text]
     audio = survey.inputs.get("audio")
-    read = {"text": survey.texts[text]} if audio is None else _heard(audio, survey.texts, text)
+    read = {"text": survey.texts[text]} if audio is None else _heard(audio, survey.texts, text, survey.text_field)
     request = {"model": survey.model, **read, "statistics": [], **inputs, **fields}
     return call(operations.model_weights, request | {"options": options})
 

@@ -93,7 +93,7 @@ def heads(
     with client_of(ctx) as client:
         with loading_shown(client, model):
             if audio := fields.get("audio"):
-                client.models.forward(model, audio=audio[:1], target=texts[0], top_k=0)
+                client.models.survey(model, texts[:1], audio=audio[:1], statistics=SURVEYED[:1])
             else:
                 client.models.forward(model, min(texts, key=len), top_k=0)
         with bar(texts, shown=sys.stderr.isatty()) as advance:

@@ -1,12 +1,14 @@
 """Heads that follow a sound in time are found by the statistic ``alignment``."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from tests.client.cli.command_line import invoke
 from tests.conftest import live_server
+from tests.models.inputs.sounds import small_sound_prompts
 from tests.models.inputs.sounds.small_sounds import file_of, made, speech, whisper
 
 from attention_client import Client, InvalidRequest
@@ -53,6 +55,7 @@ def followed(folder):
 def url(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     followed(root / "follower")
+    shutil.copytree(small_sound_prompts.made("audioflamingo3")[1], root / "asker")
     with live_server(root) as url:
         yield url
 
@@ -83,6 +86,21 @@ def test_the_head_that_follows_the_sound_is_the_alignment_head(url, sounds):
         assert ends == sorted(ends)
     heads = made("whisper")[0].generation_config.alignment_heads  # of a model without any such head
     assert heads != [[1, FORWARD]]
+
+
+def test_the_texts_of_a_model_without_a_decoder_have_the_sounds_in_them(url, sounds):
+    sound = small_sound_prompts.MARK
+    texts = [f"{sound} what is heard ?", f"what is heard ? {sound} a bell"]
+    heard = [sounds[0], file_of(speech(8.0))]
+    with Client(url) as client:
+        survey = client.models.survey("asker", texts, audio=heard, statistics=["entropy"])
+        read = [client.models.weights("asker", text, audio=[each]) for text, each in zip(texts, heard, strict=True)]
+        by_layer = [[np.atleast_2d(layer.statistics.entropy) for layer in reply.layers] for reply in read]
+        assert {len(rows) for rows in by_layer[1]} == {1, 2}  # windows of the second sound
+        expected = [np.concatenate([rows.mean(0) for rows in each]) for each in by_layer]
+        np.testing.assert_allclose(survey.of("entropy"), expected, rtol=1e-5)
+        passages = client.models.passages(survey, *survey.heads[0], by="entropy", count=2)
+    assert sorted(each.text for each in passages) == [0, 1]
 
 
 def test_each_text_needs_its_sound(url, sounds):

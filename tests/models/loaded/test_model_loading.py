@@ -32,6 +32,7 @@ from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
+from attention_service.models.passes import windowed_attention
 from attention_service.models.process.served_model import ServedModel
 
 IDS = [5, 3, 7, 8]
@@ -176,7 +177,8 @@ def test_no_advice_is_given_that_is_refused_too(tmp_path):
     assert "or import its layers" not in caught.value.detail
 
 
-def test_layers_that_can_be_imported_are_advised(tmp_path):
+def test_layers_that_can_be_imported_are_advised(tmp_path, monkeypatch):
+    monkeypatch.setattr(windowed_attention, "_is_same", lambda _: False)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8}
     LongformerModel(LongformerConfig(attention_window=[4], vocab_size=29, **sizes)).save_pretrained(tmp_path / "net")
     with pytest.raises(InvalidCheckpoint, match=r"or import its layers as modules \(POST /v1/modules/import\)"):

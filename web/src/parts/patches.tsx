@@ -96,7 +96,7 @@ export function OverImage({ picture, places, values, describe, label, sinks = []
 /** The token whose looking is shown first: the last of a text, which has read all, or the first of an image, often CLS. */
 export const firstLooking = ({ places, queries }: Layer) => (places?.at(-1) ? 0 : queries.length - 1);
 
-/** The patches of `picture` that a layer's tokens show, and how much one token looks at each. */
+/** The patches of `picture` that a layer's keys show, and how much one token looks at each. A patch that looks too is chosen by a click. */
 export function Patches({ of, layer, picture, title }: { of: Matrix; layer: Layer; picture: string; title: string }) {
   const { params, go } = usePage();
   const { places = [], queries, keys } = layer;
@@ -110,7 +110,7 @@ export function Patches({ of, layer, picture, title }: { of: Matrix; layer: Laye
     <figure class="patches">
       <Choice label="Looking" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])} />
       <OverImage picture={picture} places={places} values={weights} sinks={sinks} label={`${picture} with the weights of ${title}`}
-        describe={(patch) => (patch === null ? all : `${queries[query]} looks at ${keys[patch]}: ${precise(weights[patch], 4)}`)} pick={(patch) => { if (patch < queries.length) go({ query: patch }); }} />
+        describe={(patch) => (patch === null ? all : `${queries[query]} looks at ${keys[patch]}: ${precise(weights[patch], 4)}`)} pick={(patch) => { if (queries[patch] === keys[patch]) go({ query: patch }); }} />
     </figure>
   );
 }

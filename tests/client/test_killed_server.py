@@ -61,5 +61,7 @@ async def test_sessions_outlive_a_killed_server(tmp_path, running):
     async with AsyncClient(server.url, timeout=None) as client:
         *ended, _ = await asyncio.gather(*(decode(client, each) for each in x), kill())
         assert (await client.sessions.list()).sessions == []
-    assert all(replays == 2 for _, replays in ended)
+    # A session that has all its tokens before the second end, as on a busy machine, is not replayed again.
+    assert {replays for _, replays in ended} <= {1, 2}
+    assert max(replays for _, replays in ended) == 2
     np.testing.assert_allclose(np.stack([found for found, _ in ended]), expected, **CLOSE)

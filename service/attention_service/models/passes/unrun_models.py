@@ -3,7 +3,7 @@
 import inspect
 import re
 import traceback
-from typing import Final
+from typing import Any, Final
 
 from transformers import PreTrainedModel
 
@@ -23,9 +23,9 @@ _CARRIED: Final = frozenset({
 
 def does_not_run(model: PreTrainedModel, fault: Exception) -> InvalidCheckpoint:
     """Return the error for a model whose short run fails with this fault."""
-    name, frames = type(model).__name__, getattr(model.config, "num_frames", None)
-    if model.main_input_name == "pixel_values" and isinstance(frames, int):
-        return InvalidCheckpoint.at("checkpoint", f"{name} reads videos of {frames} frames, and a request has images")
+    name = type(model).__name__
+    if model.main_input_name == "pixel_values" and (reason := reads_videos(model.config, name)) is not None:
+        return InvalidCheckpoint.at("checkpoint", reason)
     if needed := _needed_inputs(model, fault):
         given = _GIVEN.get(model.main_input_name, "a sound")
         return InvalidCheckpoint.at(
@@ -35,6 +35,12 @@ def does_not_run(model: PreTrainedModel, fault: Exception) -> InvalidCheckpoint:
         )
     reason = str(fault).partition("\n")[0]
     return InvalidCheckpoint.at("checkpoint", f"{name} does not run: {reason}")
+
+
+def reads_videos(config: Any, name: str) -> str | None:
+    """The reason for which a model of videos is refused, by its name; None for another model."""
+    frames = getattr(config, "num_frames", None)
+    return f"{name} reads videos of {frames} frames, and a request has images" if isinstance(frames, int) else None
 
 
 def _needed_inputs(model: PreTrainedModel, fault: Exception) -> list[str]:

@@ -22,6 +22,7 @@ from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, p
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_keys import LayerWindows
 from attention_service.models.passes.module_hooks import before
+from attention_service.models.passes.unrun_models import reads_videos
 from attention_transformers.model_layers import own_attentions, uses_interface
 
 SHORT: Final = (64, 64)
@@ -100,9 +101,7 @@ class EncoderInputs(InputReader):
             self._find_windows(cut, run, crop)
         return True
 
-    def _find_unrolled(
-        self, places: Sequence[AttentionPlace], run: Callable[..., Any], crop: Crop
-    ) -> None:  # fmt: skip
+    def _find_unrolled(self, places: Sequence[AttentionPlace], run: Callable[..., Any], crop: Crop) -> None:
         """Find the windows of an encoder that keeps its tokens in another order than row by row."""
         arguments, first = self.short_runs()[0], self._grids[0]
         if (crop.rows, crop.columns) != (first.rows, first.columns):
@@ -274,13 +273,12 @@ def patch_size(config: Any) -> tuple[int, int]:
         return size, size
     if isinstance(size, list | tuple) and len(size) == 2:
         return int(size[0]), int(size[1])
-    reason = (
-        f"{config.model_type} has no patch_size: its layers attend over other tokens than patches of one size, such as "
-        "places of feature maps that shrink from layer to layer, and these have no names here"
+    raise InvalidCheckpoint.at(
+        "checkpoint",
+        reads_videos(config, config.model_type)
+        or f"{config.model_type} has no patch_size: its layers attend over other tokens than patches of one size, such "
+        "as places of feature maps that shrink from layer to layer, and these have no names here",
     )
-    if isinstance(frames := getattr(config, "num_frames", None), int):
-        reason = f"{config.model_type} reads videos of {frames} frames, and a request has images"
-    raise InvalidCheckpoint.at("checkpoint", reason)
 
 
 def in_their_place(patches: Sequence[Patch], first: int, length: int) -> list[Patch | None]:

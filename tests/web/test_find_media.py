@@ -1,7 +1,6 @@
 """Heads are found on the page by what they do in sounds and images: as the client finds them, file by file."""
 
 import re
-import shutil
 
 import httpx
 import numpy as np
@@ -9,10 +8,8 @@ import pytest
 
 from attention_client import Client
 from tests.conftest import live_server
+from tests.web.sound_models import NAMES, small_sounds, write_models
 
-pytest.importorskip("soundfile")
-small_sounds = pytest.importorskip("tests.models.inputs.sounds.small_sounds")
-prompts = pytest.importorskip("tests.models.inputs.sounds.small_sound_prompts")
 small_encoders = pytest.importorskip("tests.models.inputs.images.small_encoders")
 SOUNDS = [small_sounds.file_of(small_sounds.speech(seconds, seed=number)) for number, seconds in enumerate((2.0, 3.0))]
 FILES = [{"name": f"{number}.wav", "mimeType": "audio/wav", "buffer": content} for number, content in enumerate(SOUNDS)]
@@ -27,13 +24,11 @@ PICTURES = [
 def site(tmp_path_factory):
     """The URL of a server with a Whisper, a HuBERT, a Qwen2-Audio and a ViT with random parameters, resident."""
     folder = tmp_path_factory.mktemp("models")
-    small_sounds.whisper(folder / "listener", max_length=14)
-    small_sounds.written("hubert", folder / "hubert")
-    shutil.copytree(prompts.made("qwen2_audio")[1], folder / "reader")
+    write_models(folder)
     for part in (small_encoders.eager("vit"), small_encoders.processor("vit")):
         part.save_pretrained(folder / "seer")
     with live_server(folder) as url:
-        for name in ("listener", "hubert", "reader", "seer"):
+        for name in (*NAMES, "seer"):
             httpx.post(f"{url}/v1/models", json={"checkpoint": name}, timeout=120).raise_for_status()
         yield url
 

@@ -1,7 +1,6 @@
 """A sound on the page: chosen, heard by a model, played, and marked at the seconds of what is pointed at."""
 
 import re
-import shutil
 
 import httpx
 import numpy as np
@@ -9,10 +8,8 @@ import pytest
 
 from tests.conftest import live_server
 from tests.web.conftest import PHONE, Visit, numbers
+from tests.web.sound_models import NAMES, small_sounds, write_models
 
-pytest.importorskip("soundfile")
-small_sounds = pytest.importorskip("tests.models.inputs.sounds.small_sounds")
-prompts = pytest.importorskip("tests.models.inputs.sounds.small_sound_prompts")
 SECONDS = 3.0
 SOUND = {"name": "tones.wav", "mimeType": "audio/wav", "buffer": small_sounds.file_of(small_sounds.speech(SECONDS))}
 HEARD = {"audio": [small_sounds.sent(SOUND["buffer"])]}
@@ -22,11 +19,9 @@ HEARD = {"audio": [small_sounds.sent(SOUND["buffer"])]}
 def site(tmp_path_factory):
     """The URL of a server with a Whisper, a HuBERT and a Qwen2-Audio with random parameters, resident."""
     folder = tmp_path_factory.mktemp("models")
-    small_sounds.whisper(folder / "listener", max_length=14)
-    small_sounds.written("hubert", folder / "hubert")
-    shutil.copytree(prompts.made("qwen2_audio")[1], folder / "reader")
+    write_models(folder)
     with live_server(folder) as url:
-        for name in ("listener", "hubert", "reader"):
+        for name in NAMES:
             httpx.post(f"{url}/v1/models", json={"checkpoint": name}, timeout=120).raise_for_status()
         yield url
 

@@ -68,7 +68,8 @@ def test_a_tap_changes_no_output_and_a_module_has_the_same_weights(client: Clien
     x = rng.normal(size=(2, 7, 8))
     plain = client.forward("implicit", x).output
     found = client.forward("implicit", x, return_=["output", "weights", "v", "context"])
-    np.testing.assert_array_equal(found.output, plain)
+    # Some processors sum a product in another order where its rows lie apart in memory.
+    np.testing.assert_allclose(found.output, plain, rtol=0, atol=1e-15)
     np.testing.assert_allclose(found.weights @ found.v, found.context, atol=1e-14)
     np.testing.assert_array_equal(client.weights("implicit", x).weights, found.weights)
 

@@ -668,13 +668,13 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     assert model_info(model)["bytes"] == model_info(whole)["bytes"]
     request = ModelForwardRequest(tokens=IDS, return_=["logits", "weights"])
     ours, theirs = forward_reply(model, request), forward_reply(whole, request)
-    near(ours.logits, theirs.logits, 0)
-    near(ours.layers[-1].weights, theirs.layers[-1].weights, 0)
+    # Rounding alone differs: a product by one row sums in another order where the matrix begins elsewhere in memory.
+    near(ours.logits, theirs.logits)
+    near(ours.layers[-1].weights, theirs.layers[-1].weights)
     gradients_request = ModelGradientsRequest(tokens=IDS, of={"token": 7})
     near(
         ModelGradients(model, gradients_request).reply().tokens,
         ModelGradients(whole, gradients_request).reply().tokens,
-        0,
     )
     generating = validate(CompletionRequest, {"model": "m", "prompt": IDS, "max_tokens": 4, "temperature": 0})
     ended = [generate(each, generating, plan_generation(each, generating), lambda _: None) for each in (model, whole)]

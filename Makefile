@@ -26,7 +26,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
+.PHONY: help serve web test test-more test-base test-base-here test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -41,6 +41,22 @@ web: web/node_modules/.package-lock.json ## Check the page's sources, test them,
 
 test: $(VENV)/.test ## Run the tests but for the long walks and the browser's (ARGS go to pytest)
 	$(PYTEST) -m "not slow and not browser" $(ARGS)
+
+test-more: $(VENV)/.dev ## Run the files of tests that ask for a library of the extra dev, which `make test` skips without it
+	$(PYTEST) -m "not slow and not browser" $$($(BIN)/python -m tests.extras) $(ARGS)
+
+# The newer Pythons that are here, on PATH or made by pyenv.
+NEWER = $(foreach version,3.12 3.13,$(shell for p in python$(version) $$HOME/.pyenv/versions/$(version).*/bin/python; do \
+	$$p -c '' 2>/dev/null && echo $(version)=$$p && break; done))
+
+test-base: ## Test the client and the command without torch, in an environment for each of Python 3.12 and 3.13 that is here
+	@test -n "$(NEWER)" || echo 'Neither Python 3.12 nor 3.13 is here' >&2
+	@set -e; for each in $(NEWER); do \
+		$(MAKE) --no-print-directory VENV=.cache/base/$${each%%=*} PYTHON=$${each#*=} test-base-here; done
+
+# The same by the Python of VENV.
+test-base-here: $(VENV)/.base
+	$(PYTEST) -m "not slow and not browser" tests/client tests/contract tests/pictures $(ARGS)
 
 test-web: $(VENV)/.dev ## Test the page in a browser (Debian's chromium; skipped without it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser -n 2 --dist worksteal tests/web $(ARGS)
@@ -158,3 +174,9 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	@echo 'Installing the server and what its development needs into $(VENV) ...' >&2
 	@$(INSTALL) $(PINS) -e '.[dev]'
 	@touch $(VENV)/.server $(VENV)/.docs $(VENV)/.test $@
+
+# Never torch.
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing the client and what its tests need into $(VENV) ...' >&2
+	@$(INSTALL) $(PINS) -e '.[test-base]'
+	@touch $@

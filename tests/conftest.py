@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -22,6 +23,7 @@ import pytest
 from tests.sampling import mark_unsampled
 
 FoundT = TypeVar("FoundT")
+HAS_TORCH = find_spec("torch") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,6 +55,19 @@ def pytest_collection_finish() -> None:
         logger.propagate = True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """Skip the files that need torch or what comes with the server, where only the base package is installed.
+
+    With torch, a package that is missing is an error: `make test` installs all that its files import.
+    """
+    report = yield
+    fault = report.call.excinfo and report.call.excinfo.value.__cause__
+    if isinstance(fault, ModuleNotFoundError) and not HAS_TORCH:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: needs {fault.name}")
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is outside the samples slow, and skip what is marked ``gpu`` on a machine without one.
@@ -82,6 +97,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def has_gpu() -> bool:
     """True on a machine with a CUDA device."""
+    if not HAS_TORCH:
+        return False
     import torch  # here, so that the process that hands tests to others starts without it
 
     return torch.cuda.is_available()
@@ -142,6 +159,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     It logs no requests unless ``log_level`` says so: their lines come late, and would stand between results of tests.
     """
     # Imported here: the tests of the contract and of the client run without the server's extra.
+    pytest.importorskip("torch")
     import structlog
 
     from attention_service.api.app import create_app
@@ -189,8 +207,7 @@ def _wait_until_ready(url: str, thread: threading.Thread) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a live server that all tests of a run share: use module names of your own."""
-    import torch
-
+    torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     with live_server(tmp_path_factory.mktemp("models")) as url:
         yield url

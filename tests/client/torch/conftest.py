@@ -1,9 +1,9 @@
 """The same random numbers in every run, and a count of the requests that are sent."""
 
 import pytest
-import torch
 
-from attention_client.torch.connection import Connection
+torch = pytest.importorskip("torch")
+connection = pytest.importorskip("attention_client.torch.connection")
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +16,11 @@ def seeded():
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict]]:
     """The requests of all connections: operation and fields."""
     requests = []
-    attend = Connection.attend
+    attend = connection.Connection.attend
 
     def noted(self, operation, fields):
         requests.append((operation.name, dict(fields)))
         return attend(self, operation, fields)
 
-    monkeypatch.setattr(Connection, "attend", noted)
+    monkeypatch.setattr(connection.Connection, "attend", noted)
     return requests

@@ -522,7 +522,7 @@ def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
     (expected,) = torch.autograd.grad(value, held)
     with torch.no_grad():  # some models keep the state of their last text
         model(**arguments_of(loaded))
-    own = expected[:, 0] if loaded.embeds_time_first else expected[0]
+    own = expected[:, 0] if loaded.entering.time_first else expected[0]
     found.gradients = error(reply.embeddings, own[: len(IDS)])  # Longformer pads its texts
 
 

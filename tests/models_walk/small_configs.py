@@ -98,6 +98,8 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "bridgetower": {"hidden_size": 64},
     "lw_detr": {"projector_scale_factors": [1.0], "num_feature_levels": 1, "num_queries": 5},
     "pocket_tts_audio_tokenizer": {"upsample_groups": 32},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 4},  # as its checkpoints have
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 4},
     "axk1": {"head_dim": 4},
     "bamba": {"attn_layer_indices": [1]},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "head_dim": 4},

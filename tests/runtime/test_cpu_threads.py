@@ -8,7 +8,7 @@ import pytest
 
 from attention_service.models.server.worker_process import _environment
 from attention_service.runtime.device import torch_device
-from attention_service.runtime.device.cpu_threads import WAITING, sleep_while_waiting, usable_cores
+from attention_service.runtime.device.cpu_threads import SLEEPING, SPINNING, sleep_while_waiting, usable_cores
 
 SERVE = """
 import os, sys
@@ -83,16 +83,33 @@ def test_a_device_takes_no_more_threads_than_there_are_usable_cores(monkeypatch)
     assert taken == [3]
 
 
-def test_threads_sleep_unless_the_environment_says_how_they_wait(monkeypatch):
-    environment = {"GOMP_SPINCOUNT": "1000"}
-    sleep_while_waiting(environment)
-    assert environment == {"GOMP_SPINCOUNT": "1000"}
-    for name in (*WAITING, "GOMP_SPINCOUNT"):
+@pytest.fixture
+def unsaid(monkeypatch):
+    """An environment that says nothing of how threads wait."""
+    for name in {*SLEEPING, *SPINNING, "_ATTENTION_THREADS_SLEEP"}:
         monkeypatch.delenv(name, raising=False)
-    assert _environment().items() >= WAITING.items()
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert _environment()["OMP_WAIT_POLICY"] == "active"
-    assert "KMP_BLOCKTIME" not in _environment()
+
+
+def test_threads_of_the_server_sleep_and_those_of_models_spin_first(unsaid, monkeypatch):
+    chosen = dict[str, str]()
+    sleep_while_waiting(chosen)
+    assert chosen.items() >= SLEEPING.items()
+    for environment in ({}, chosen):
+        monkeypatch.setattr(os, "environ", environment)
+        of_model = _environment()
+        assert of_model.items() >= SPINNING.items()
+        assert "OMP_WAIT_POLICY" not in of_model
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("GOMP_SPINCOUNT", "1000"), ("OMP_WAIT_POLICY", "passive"), ("KMP_BLOCKTIME", "0")]
+)
+def test_a_user_says_how_the_threads_of_both_wait(unsaid, monkeypatch, name, value):
+    environment = {name: value}
+    sleep_while_waiting(environment)
+    assert environment == {name: value}
+    monkeypatch.setattr(os, "environ", environment)
+    assert {key: each for key, each in _environment().items() if key in {*SLEEPING, *SPINNING}} == {name: value}
 
 
 def test_the_server_says_so_before_it_imports_pytorch(tmp_path):

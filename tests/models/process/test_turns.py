@@ -1,5 +1,6 @@
 """The loop of a model's process: which requests a turn takes, and with whom a pass is shared."""
 
+from contextlib import contextmanager
 from queue import Empty
 
 import pytest
@@ -48,7 +49,7 @@ class Model:
     """Questions are of group ``alike``, and generations take two turns."""
 
     def __init__(self, *, fails=False):
-        self.passes, self.fails, self.finished = [], fails, 0
+        self.passes, self.turns, self.fails, self.finished = [], [], fails, 0
         self.in_a_pass = lambda number: None
 
     def held_bytes(self):
@@ -85,6 +86,11 @@ class Model:
 
         return PricedRun(10, alone, group=operation, length=4, question=operation)
 
+    @contextmanager
+    def turn(self, *, alone):
+        self.turns.append(alone)
+        yield
+
     def answer_joined(self, questions):
         if self.fails:
             raise RuntimeError("one of them is at fault")
@@ -109,9 +115,9 @@ class Model:
         return Answer(last=[], tokens=running.tokens)
 
 
-def ask(number, operation, caller="a"):
+def ask(number, operation, caller="a", **more):
     facts = {"operation": operation, "free_bytes": 99, "memory": None, "form": JSON, "encoding": "list"}
-    facts["caller"] = caller
+    facts |= {"caller": caller, **more}
     return Message("ask", {"request": number, **facts}, memoryview(b""))
 
 
@@ -141,6 +147,17 @@ def test_a_pass_waits_for_nobody_who_cannot_share_it():
         Turns(pipes, model := Model(), []).run()
     assert model.passes == [1]
     assert pipes.later
+
+
+def test_a_turn_is_alone_while_a_request_is():
+    pipes = Pipes(ask(0, "weights"), go(0), ask(1, "chat", alone=True), go(1))
+    with pytest.raises(Empty):
+        Turns(pipes, model := Model(), []).run()
+    assert model.turns == [True, True]
+    pipes = Pipes(ask(0, "weights"), go(0))
+    with pytest.raises(Empty):
+        Turns(pipes, model := Model(), []).run()
+    assert model.turns == [False]
 
 
 def test_a_request_that_is_not_admitted_holds_up_no_pass():

@@ -10,12 +10,8 @@ from torch import Tensor, nn
 
 from attention_service.core.pullback import pullback
 from attention_service.models.answers.objective import Objective
-from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
-from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.inputs.prediction_head import Rows
-from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
-from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask
@@ -50,7 +46,11 @@ class GraphRuns:
         self, loaded: LoadedModel, checked: CheckedRequest, objective: Objective, traced: Sequence[str],
         states: Sequence[str],
     ) -> None:  # fmt: skip
-        """``traced``: the taps, and ``states`` the named states, of each layer to differentiate by."""
+        """``traced``: the taps, and ``states`` the named states, of each layer to differentiate by.
+
+        Raises InvalidRequest for a model that has no gradients.
+        """
+        loaded.entering.check_differentiable("model", "ask for effects of edits, which need no gradients")
         self._loaded, self._checked = loaded, checked
         self._traced, self._states = traced, states
         self.objective = objective
@@ -140,19 +140,10 @@ class GraphRuns:
                 at[EMBEDDINGS] = leaf.clone().requires_grad_()
                 return at[EMBEDDINGS].clone()  # CTRL scales it in place
 
-            stack.callback(self._embedded(embed))
+            inputs, reader = self._checked.inputs, self._loaded.reader
+            images = isinstance(reader, PairInputs) and reader.absent(inputs) == "text"
+            stack.callback(self._loaded.entering.changing(embed, images=images))
             yield
-
-    def _embedded(self, embed: State) -> Callable[[], None]:
-        """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 of images or sound."""
-        reader = self._loaded.reader
-        pixels = isinstance(reader, PairInputs) and reader.absent(self._checked.inputs) == "text"
-        if pixels or isinstance(reader, EncoderInputs | PromptInputs | SoundInputs | SoundPrompts):
-            places = self._loaded.places.values()
-            others = (each for each in places if pixels == (each.queries == "media"))
-            first = next(others, next(iter(places)))
-            return before(first.first_layer, first.batch_first(embed) if first.channels_first else embed)
-        return after(self._loaded.embeddings, turned(embed) if self._loaded.embeds_time_first else embed)
 
 
 def differentiated(run: GraphRun) -> dict[Point, Tensor]:

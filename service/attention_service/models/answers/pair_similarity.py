@@ -1,6 +1,6 @@
 """The cosine of the vectors of texts and images in the space of a pair of encoders, and its gradient by token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.models.inputs.images.image_decoding import decoding_bytes
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.input_stacks import Inputs
+from attention_service.models.loaded.entering_states import kept_as_leaf
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_ran
 from attention_service.models.passes.attention_pass import AttentionPass
-from attention_service.models.passes.module_hooks import State, after, before
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def pair_similarity_reply(
             checkpoint()
             with ExitStack() as stack:
                 if shares:
-                    stack.callback(_embedded(loaded, name, embedded))
+                    stack.callback(loaded.entering.changing(kept_as_leaf(embedded, name), images=name == "images"))
                 vectors[name] = loaded.run(inputs.arguments, asking).pooler_output
         numbered = {"text": 0, "images": 0}
         sides = list[tuple[str, int]]()
@@ -109,22 +109,6 @@ def pair_similarity_reply(
         }
         fields["tokens"] = _by_pair([parts[kind][number] for kind, number in sides])
     return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, asking, loaded.adapters.active)})
-
-
-def _embedded(loaded: LoadedModel, name: str, found: dict[str, Tensor]) -> Callable[[], None]:
-    """Keep the embeddings of texts, or the input of the first layer that sees images, as leaves of the graph."""
-
-    def hold(state: Tensor) -> Tensor | None:
-        if name in found:
-            return None
-        found[name] = state.detach().clone().requires_grad_()
-        return found[name].clone()
-
-    change: State = hold
-    if name == "text":
-        return after(loaded.embeddings, change)
-    first = next(place for place in loaded.places.values() if place.queries == "media")
-    return before(first.first_layer, change)
 
 
 def _places(request: TextSimilarityRequest) -> list[tuple[str, str]]:

@@ -24,9 +24,10 @@ from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.images.pair_inputs import PairInputs
-from attention_service.models.inputs.input_stacks import Stack, Tokens
+from attention_service.models.inputs.input_stacks import Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
+from attention_service.models.passes.attention_pass import AttentionPass
 
 _UNLIMITED: Final = 2**31
 """A length that transformers writes for none."""
@@ -108,13 +109,13 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
     reader, rows = loaded.reader, plan.rows
     stack = reader.batch([Tokens(ids, [None] * len(ids)) for ids in rows])
     mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
+    arguments, asking = reader.arguments(stack), AttentionPass({})
     checkpoint()
     with torch.inference_mode():
         if isinstance(reader, PairInputs):
-            arguments = reader.arguments(stack)
-            vectors = normalized(reader.module(loaded.model, arguments)(**arguments).pooler_output)
+            vectors = normalized(loaded.run(arguments, asking).pooler_output)
         else:
-            vectors = plan.pooled(base_of(loaded)(**base_arguments(loaded, stack)).last_hidden_state, mask)
+            vectors = plan.pooled(loaded.last_states.of(arguments, asking), mask)
     if request.dimensions is not None:
         vectors = normalized(vectors[:, : request.dimensions])
     written: list[Any] = vectors.tolist()
@@ -129,17 +130,6 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
         usage=Usage(prompt_tokens=count, total_tokens=count),
         ran=OpenAIRan(weights=weights_with(loaded, loaded.adapters.active)),
     )
-
-
-def base_of(loaded: LoadedModel) -> Any:
-    """The part of a model that makes the states of a text's tokens."""
-    return loaded.model.get_encoder() if loaded.reader.pairs else loaded.model.base_model
-
-
-def base_arguments(loaded: LoadedModel, stack: Stack) -> dict[str, Tensor]:
-    """Its arguments for one batch."""
-    reader = loaded.reader
-    return {name: x for name, x in reader.arguments(stack).items() if name != "position_ids" or not reader.pairs}
 
 
 def _settings(loaded: LoadedModel, pooling: str | None = None) -> SentenceSettings:
@@ -212,7 +202,7 @@ def _size(loaded: LoadedModel, settings: SentenceSettings) -> int:
 def _width(loaded: LoadedModel) -> int:
     if isinstance(loaded.reader, PairInputs):
         return loaded.reader.vector_width
-    return int(loaded.model.config.get_text_config().hidden_size)
+    return loaded.last_states.width
 
 
 def _pool(mode: str, states: Tensor, real: Tensor, place: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The cosine of the vectors of two texts, and its gradient by token."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,12 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.pair_similarity import images_of
-from attention_service.models.answers.text_embeddings import EmbeddingPlan, base_arguments, base_of, plan_texts
+from attention_service.models.answers.text_embeddings import EmbeddingPlan, plan_texts
 from attention_service.models.inputs.input_stacks import Stack, Tokens
+from attention_service.models.loaded.entering_states import kept_as_leaf
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_ran
 from attention_service.models.passes.attention_pass import AttentionPass
-from attention_service.models.passes.module_hooks import after
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> Simi
         raise InvalidRequest.at("pairs", "this model puts no image into one space with texts; send texts")
     if loaded.reader.tokenizer is None:
         raise InvalidRequest.at("pairs", f"{loaded.reader.no_tokenizer}; take a model that reads texts")
+    if request.gradients:
+        loaded.entering.check_differentiable("gradients", "send gradients: false for the similarities alone")
     names: Sequence[str | None] = request.prompt_names or (None, None)
     sides = [
         plan_texts(
@@ -51,32 +54,21 @@ def similarity_reply(
     loaded: LoadedModel, request: TextSimilarityRequest, planned: SimilarityPlan
 ) -> TextSimilarityReply:
     """Return the cosine of each pair, and the share of each token in it."""
-    stack, base = planned.stack, base_of(loaded)
-    asking = AttentionPass({})
-    embedded: list[Tensor] = []
-
-    def hold(state: Tensor) -> Tensor | None:
-        if embedded or not request.gradients:
-            return None
-        embedded.append(state.detach().clone().requires_grad_())
-        return embedded[0].clone()
-
+    stack, asking, last_states = planned.stack, AttentionPass({}), loaded.last_states
+    embedded: dict[str, Tensor] = {}
     checkpoint()
     mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
-    undo = after(base.get_input_embeddings(), hold)
-    try:
-        with torch.set_grad_enabled(request.gradients), loaded.attention.running(asking):
-            states = base(**base_arguments(loaded, stack)).last_hidden_state
-            vectors = planned.plan.pooled(states, mask)
-            first, second = vectors.chunk(2)
-            cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
-    finally:
-        undo()
+    with torch.set_grad_enabled(request.gradients), ExitStack() as hooks:
+        if request.gradients:
+            hooks.callback(loaded.entering.changing(kept_as_leaf(embedded, "text")))
+        states = last_states.of(loaded.reader.arguments(stack), asking)
+        first, second = planned.plan.pooled(states, mask).chunk(2)
+        cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
     labels = loaded.reader.labels(stack)
     fields: dict[str, Any] = {"similarity": cosine.tolist(), "labels": _by_pair(labels)}
     if request.gradients:
-        (gradient,) = torch.autograd.grad(cosine.sum(), embedded)
-        shares = (gradient * embedded[0]).sum(-1).detach()
+        (gradient,) = torch.autograd.grad(cosine.sum(), [embedded["text"]])
+        shares = (gradient * embedded["text"]).sum(-1).detach()
         fields["tokens"] = _by_pair(shares.tolist())
     return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, asking, loaded.adapters.active)})
 

@@ -25,12 +25,13 @@ from attention_service.models.inputs.prediction_head import Places, PredictionHe
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.adapters import Adapters
+from attention_service.models.loaded.entering_states import EnteringStates
+from attention_service.models.loaded.last_states import LastStates, find_last_states, own_arguments
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, no_layers_seen
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.module_hooks import after
 from attention_service.models.passes.module_states import ModuleStates
 from attention_service.models.passes.shared_layers import SharedLayers
 from attention_service.runtime.device.torch_device import Device
@@ -136,7 +137,7 @@ class LoadedModel:
                     "checkpoint", "its output pools the frames of its layers; load the model whose encoder it is"
                 )
         self.shared_layers = SharedLayers(model, [*self.places.values()])
-        self.embeds_time_first = any(place.time_first for place in self.places.values()) and self._embeds_time_first()
+        self.entering = EnteringStates(model, self.reader, [*self.places.values()], self._run_bare)
 
     @property
     def stacks_texts(self) -> bool:
@@ -144,25 +145,10 @@ class LoadedModel:
         whole = all(place.windows is None for place in self.places.values())
         return whole and self.attention.way == "computed"
 
-    @property
-    def embeddings(self) -> nn.Module:
-        """The table of the tokens of a text; of a model with an encoder, that of the encoder."""
-        model: Any = self.model
-        reads = model.get_encoder() if self.reader.pairs else model
-        if isinstance(self.reader, PairInputs):
-            reads = model.text_model
-        found: nn.Module = getattr(reads, "get_input_embeddings", model.get_input_embeddings)()
-        return found
-
-    def _embeds_time_first(self) -> bool:
-        """True if the table of embeddings is asked for ``[L, B]`` tokens."""
-        shapes: list[torch.Size] = []
-        remove = after(self.embeddings, lambda state: shapes.append(state.shape))
-        try:
-            self._run_shortly(self.reader.short_runs()[0])
-        finally:
-            remove()
-        return shapes[0][0] != 1
+    @cached_property
+    def last_states(self) -> LastStates:
+        """The way to the last states of its texts, which short runs find when it is first asked for."""
+        return find_last_states(self.model, self.reader, self.all_places, self.run)
 
     @classmethod
     def load(
@@ -242,8 +228,10 @@ class LoadedModel:
         """
         mixing = self.mixers.running(asking) if self.implicit and self.mixers.concerns(asking) else nullcontext()
         with self.attention.running(asking), mixing:
-            part = model or self.reader.module(self.model, arguments)
-            return part(**self.options(arguments, logits, whole=model is None))
+            options = self.options(arguments, logits, whole=model is None)
+            if model is not None:
+                return model(**own_arguments(model, options))
+            return self.reader.module(self.model, arguments)(**options)
 
     def options(
         self, arguments: Mapping[str, Tensor], logits: Tensor | None = None, *, whole: bool = True
@@ -297,11 +285,15 @@ class LoadedModel:
         self.run(arguments, AttentionPass({}))
 
     def _run_shortly(self, arguments: Mapping[str, Tensor], **more: Any) -> Any:
-        """Run the model over a few tokens, or a small image; without the head of a classifier, which needs an end."""
-        part = self.model.base_model if self.reader.shifts else None
+        """Run the model over a few tokens, or a small image, and count its products."""
         with counted_products(self.model) as self.short_products:
-            called = part or self.reader.module(self.model, arguments)
-            return called(**self.options(arguments, whole=part is None), **more)
+            return self._run_bare(arguments, **more)
+
+    def _run_bare(self, arguments: Mapping[str, Tensor], **more: Any) -> Any:
+        """Run the model over a few tokens; without the head of a classifier, which needs an end."""
+        part = self.model.base_model if self.reader.shifts else None
+        called = part or self.reader.module(self.model, arguments)
+        return called(**self.options(arguments, whole=part is None), **more)
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:

@@ -1,6 +1,7 @@
 """A loaded model as the loop of its process uses it: requests that are checked and priced, runs, and answers."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from attention_contract.base import WireModel
@@ -80,6 +81,12 @@ class Served(Protocol):
         """Check a request. ``free_bytes``: bytes that could be admitted. Raises AttentionError.
 
         ``adapter``: the name and the folder of the adapter that is to answer, if not the base alone.
+        """
+
+    def turn(self, *, alone: bool) -> AbstractContextManager[None]:
+        """Compute in a block on the cores that other programs leave.
+
+        ``alone``: on all, since a request is to get the same bits each time.
         """
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:

@@ -1,6 +1,7 @@
 """The model of a process, as the loop of its turns asks it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from attention_service.models.process.model_operations import OPERATIONS, ModelO
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
+from attention_service.runtime.device.free_cores import FreeCores
 from attention_service.runtime.device.freed_memory import MUCH
 
 
@@ -29,6 +31,8 @@ class ServedModel:
         self.loaded = loaded
         self._decoder = Decoder(loaded, prefix_bytes)
         self._operations = ModelOperations(loaded, self._decoder)
+        threads = torch.get_num_threads() if loaded.device.torch.type == "cpu" else 1
+        self._threads, self._cores = threads, FreeCores(threads)
 
     @classmethod
     def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
@@ -76,6 +80,22 @@ class ServedModel:
 
         is_known = adapters.known(name, files.written) is not None
         return loaded() if is_known else PricedRun(needed_bytes(files.bytes), loaded)
+
+    @contextmanager
+    def turn(self, *, alone: bool) -> Iterator[None]:
+        """Compute in a block with as many threads as other programs leave cores to.
+
+        ``alone``: with all, since a request is to get the same bits each time, and sums of parts round otherwise.
+        """
+        wanted, most = self._threads if alone else self._cores.fit(), self._threads
+        if wanted == most:
+            yield
+            return
+        torch.set_num_threads(wanted)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(most)
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""

@@ -60,6 +60,8 @@ class Question:
     """The fields of ``ran`` that the server told when it admitted the request."""
     owner: str | None = None
     """The owner of its recording, as told then."""
+    alone: bool = False
+    """True if its numbers are to be the same bits every time."""
     work: PricedRun | None = None
     """Its work once it is admitted; None before it is priced, and once it runs."""
     need: int = 0
@@ -95,11 +97,12 @@ class Turns:
         self.least = held_after_giving_back()
         while True:
             self.take_messages()
-            self.begin_generations()
-            if self.ready:
-                self.answer_next()
-            if self.running:
-                self.decode()
+            with self.model.turn(alone=any(each.alone for each in self.questions.values())):
+                self.begin_generations()
+                if self.ready:
+                    self.answer_next()
+                if self.running:
+                    self.decode()
 
     def take_messages(self) -> None:
         """Take in what came; if there is nothing to do, wait for a message.
@@ -144,7 +147,9 @@ class Turns:
         memory = facts["memory"]
         space = ReplySpace(None) if memory is None else self.memories[memory]
         cancellation, form, encoding = self.pipes.cancellation(number), facts["form"], facts["encoding"]
-        question = Question(number, facts["caller"], cancellation, space, form, encoding)
+        question = Question(
+            number, facts["caller"], cancellation, space, form, encoding, alone=facts.get("alone", False)
+        )
         self.questions[number] = question
         with self.guarded(question):
             question.work = self.model.prepare(

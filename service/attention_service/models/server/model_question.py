@@ -51,6 +51,8 @@ class Question:
     """The name and the folder of the adapter that is to answer; None for the model by itself."""
     lens: str | None = None
     """The file of the lens that it reads by."""
+    alone: bool = False
+    """True if it is to get the same bits every time."""
     deadline: float | None = None
     """The time, of ``time.monotonic``, at which its caller leaves; None for never."""
     cost: float = 1.0
@@ -136,6 +138,7 @@ class QuestionRun:
                     "deadline": question.deadline,
                     "adapter": question.adapter,
                     "lens": question.lens,
+                    "alone": question.alone,
                     "form": question.form,
                     "encoding": question.encoding,
                     "reader": "" if self._environment.prefixes.shared else question.caller,

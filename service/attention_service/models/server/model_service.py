@@ -237,7 +237,10 @@ class ModelService:
         model, adapter = await self._named(name, request)
         encoding: Encoding = getattr(request, "encoding", "list")
         body = to_body(request, JSON, "request", "base64")
-        question = Question(operation, body, form, encoding, adapter=adapter, lens=None if lens is None else str(lens))
+        question = Question(
+            operation, body, form, encoding, adapter=adapter, lens=None if lens is None else str(lens),
+            alone=bool(getattr(request, "alone", False)),
+        )  # fmt: skip
         await self._ask(model, question)
         reply, question.reply = question.reply, None  # the reply's memory is to be free once it is sent
         if reply is None:
@@ -257,8 +260,9 @@ class ModelService:
         events = UnreadEvents(self._runner.host)
         body = to_body(request, JSON, "request", "base64")
         question = Question(
-            operation, body, on_event=events.put, deadline=deadline, cost=cost_of(request), adapter=adapter
-        )
+            operation, body, on_event=events.put, deadline=deadline, cost=cost_of(request), adapter=adapter,
+            alone=bool(getattr(request, "alone", False)),
+        )  # fmt: skip
         asking = asyncio.create_task(self._ask(model, question))
         asking.add_done_callback(lambda _: events.end())
         try:

@@ -25,7 +25,7 @@ from attention_service.models.model_catalogue import PROCESS_BYTES
 from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.reply_memories import ReplyMemories
 from attention_service.models.worker_messages import Message, Piece, pieces_of, read_message
-from attention_service.runtime.device.cpu_threads import sleep_while_waiting
+from attention_service.runtime.device.cpu_threads import SLEEPING, waiting_of_models
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
 
 log = logging.getLogger(__name__)
@@ -296,5 +296,7 @@ class _Outgrown(NamedTuple):
 
 def _environment() -> dict[str, str]:
     passed = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith(_PREFIXES)}
-    sleep_while_waiting(passed)
-    return passed | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    waiting = waiting_of_models(os.environ)
+    for name in SLEEPING.keys() - waiting.keys():
+        passed.pop(name, None)
+    return passed | waiting | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,19 +1,26 @@
-"""Threads of a computation on the CPU: as many as the machine gives, asleep while they wait for each other.
+"""Threads of a computation on the CPU: as many as the machine gives, and how they wait for each other.
 
-PyTorch divides each operation among threads of OpenMP, which by default spin until the last has done its part. Beside
-other programs, that one may not run meanwhile, and spinning takes many times the time of the work. This module imports
-no PyTorch, which reads the variables when it is imported.
+PyTorch divides each operation among threads of OpenMP, and each waits until the last has done its part. A thread that
+sleeps meanwhile is woken for the next operation, which takes as long as a small one: two threads then do no more than
+one. A thread that spins is there at once, and takes many times the time of the work if another program has the core
+of the one it waits for. The server's threads sleep. Those of a model's process spin for about a millisecond before
+they sleep, and are fewer while other programs use the cores (``free_cores``). This module imports no PyTorch, which
+reads the variables when it is imported.
 """
 
 import math
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
-WAITING: Final = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+SLEEPING: Final = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 """The variables of GNU's OpenMP, which PyTorch's wheels for Linux hold, and of LLVM's and Intel's."""
-_ALSO: Final = "GOMP_SPINCOUNT"
+SPINNING: Final = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+"""The same of threads that spin first: a number of turns, and milliseconds."""
+_NAMES: Final = SLEEPING.keys() | SPINNING.keys()
+_CHOSEN: Final = "_ATTENTION_THREADS_SLEEP"
+"""Set beside ``SLEEPING`` if the server chose it, so that models need not."""
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
@@ -23,8 +30,15 @@ def sleep_while_waiting(environment: MutableMapping[str, str]) -> None:
 
     An environment that already says how they wait is left as it is.
     """
-    if not environment.keys() & {*WAITING, _ALSO}:
-        environment.update(WAITING)
+    if not environment.keys() & _NAMES:
+        environment.update(SLEEPING | {_CHOSEN: "1"})
+
+
+def waiting_of_models(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which threads of a model's process wait: a user's if the server's environment has any."""
+    if _CHOSEN in environment or not environment.keys() & _NAMES:
+        return dict(SPINNING)
+    return {name: environment[name] for name in _NAMES if name in environment}
 
 
 def usable_cores(own: Path = _OWN_CGROUP, root: Path = _CGROUPS) -> int:

@@ -1,0 +1,129 @@
+"""The last states of the tokens of a text, behind a model's final norm: the part of the model that makes them.
+
+A short run shows which part returns them, and whether it does so without the rest.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.inputs.input_stacks import Tokens
+from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.attention_places import TARGET, TEXT, AttentionPlace
+from attention_service.models.passes.unrun_models import NOT_RUNNING
+
+_NAME: Final = "last_hidden_state"
+_RELATIVE_TOLERANCE: Final = 1e-4
+"""The difference of equal states, relative to their size; of dtypes with few digits a hundred times that."""
+
+
+class Run(Protocol):
+    """Runs a model, or a part of it, once."""
+
+    def __call__(
+        self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, model: nn.Module | None = None
+    ) -> Any:
+        """Return the output."""
+
+
+@dataclass(frozen=True, eq=False)
+class LastStates:
+    """The way to the last states of the texts of one model."""
+
+    part: nn.Module
+    """The part that returns them: the model without its head, or its encoder."""
+    width: int
+    time_first: bool
+    """True if it returns ``[L, B, width]``."""
+    alone: bool
+    """True if it returns the same when it runs without the rest of the model."""
+    run: Run
+
+    def of(self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass) -> Tensor:
+        """Run the texts. Returns their last states ``[B, L, width]``."""
+        if self.alone:
+            found: Tensor = self.run(arguments, attention_pass, model=self.part)[_NAME]
+        else:
+            kept: list[Any] = []
+            handle = self.part.register_forward_hook(lambda _, __, output: kept.append(output))
+            try:
+                self.run(arguments, attention_pass)
+            finally:
+                handle.remove()
+            found = kept[0][_NAME]
+        return found.transpose(0, 1) if self.time_first else found
+
+
+def find_last_states(
+    model: PreTrainedModel, reader: InputReader, places: Sequence[AttentionPlace], run: Run
+) -> LastStates:
+    """Find the part of a model that makes the last states of its text. Raises InvalidCheckpoint if none does.
+
+    ``places``: its layers that mix tokens.
+    """
+    texts = reader.batch([Tokens([*range(1, 1 + count)], [None] * count) for count in (TEXT, TARGET)])
+    arguments = reader.arguments(texts)
+    if reader.pairs:
+        arguments = arguments | {"decoder_input_ids": texts.ids[:, :TARGET]}
+    returned: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        states = getattr(output, _NAME, None)
+        if isinstance(states, Tensor) and states.ndim == 3:
+            returned.setdefault(module, states)
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            run(arguments, AttentionPass({}))
+    except NOT_RUNNING as fault:
+        raise _no_vectors(model, f"does not run over texts of different lengths: {fault}") from fault
+    finally:
+        for hook in hooks:
+            hook.remove()
+    part = next((each for each in _candidates(model, reader, places) if each in returned), None)
+    if part is None:
+        raise _no_vectors(model, "returns no states of the tokens of its text")
+    states = returned[part]
+    time_first = tuple(states.shape[:2]) == (texts.length, len(texts.ids))
+    if not time_first and tuple(states.shape[:2]) != (len(texts.ids), texts.length):
+        raise _no_vectors(model, "returns states of other tokens than those of its text")
+    try:
+        with torch.no_grad():
+            own = run(arguments, AttentionPass({}), model=part)[_NAME]
+        alone = _same(own, states)
+    except NOT_RUNNING:
+        alone = False
+    return LastStates(part, states.shape[2], time_first, alone, run)
+
+
+def own_arguments(part: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a model that a part of it takes by name."""
+    names = inspect.signature(part.forward).parameters
+    return {name: x for name, x in arguments.items() if name in names}
+
+
+def _candidates(model: PreTrainedModel, reader: InputReader, places: Sequence[AttentionPlace]) -> list[nn.Module]:
+    """The parts of a model that have all layers that read its text, the largest first."""
+    if reader.pairs:
+        return [model.get_encoder()]
+    wanted = {place.module for place in places if place.queries == "text"}
+    return [each for each in model.modules() if wanted <= {*each.modules()}]
+
+
+def _no_vectors(model: PreTrainedModel, reason: str) -> InvalidCheckpoint:
+    return InvalidCheckpoint.at("model", f"{type(model).__name__} {reason}; it makes no vectors of texts")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    digits = 1 if one.dtype.itemsize > 2 else 100
+    return bool((one.float() - other.float()).norm() <= digits * _RELATIVE_TOLERANCE * other.float().norm())

@@ -247,7 +247,7 @@ def compared(kind: str, device: str = "cpu") -> Found:
         found.architecture = type(model).__name__
         try:
             own = copy.deepcopy(model).requires_grad_(False)
-            loaded = LoadedModel(kind, own, tokenizer(), Device.open(device), _processor(model))
+            loaded = LoadedModel(kind, own, tokenizer(), Device.open(device), processor_of(model))
         except AttentionError as fault:
             found.reasons["whole"] = short_error(fault)
             return found
@@ -288,7 +288,7 @@ _SECONDS = 1.95
 """Seconds of a sound whose frames are all real in Parakeet, where those of padding have weights that nobody reads."""
 
 
-def _processor(model: PreTrainedModel) -> Any:
+def processor_of(model: PreTrainedModel) -> Any:
     """Return the processor of images, of the model's size or of four patches, or of sounds."""
     if model.config.model_type in PAIRS:
         return _pictures(model.config.vision_config)

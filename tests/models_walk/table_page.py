@@ -1,14 +1,17 @@
 """The table of model types as a page of the documents."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib.metadata import version
 from typing import Final
 
+from tests.docs.snippets import ROOT
 from tests.models_walk.compared import CLOSE, Found
 from tests.models_walk.joined import BOUND
 
+PAGE: Final = ROOT / "docs" / "models-table.md"
 _PAGE: Final = """# Models of transformers, one by one
 
 `python -m tests.models_walk` made this page on {date}, with transformers {transformers} and torch {torch}, in float32
@@ -131,3 +134,10 @@ def _sort(each: Found) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("`", "").replace("<", "&lt;").removeprefix("checkpoint: ")
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """Return the rows of the table below a heading of the page, by their first cell."""
+    table = PAGE.read_text("utf-8").partition(heading)[2].partition("\n## ")[0]
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines() if line.startswith("| ")][1:]
+    return {row[0].strip(): [each.strip() for each in row] for row in cells}

@@ -1,20 +1,17 @@
 """The walk finds what it says: types that are whole, and types that are refused; the page has what it found."""
 
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from transformers.models.auto import modeling_auto
 
-from tests.docs.snippets import ROOT
 from tests.models_walk.compared import CLOSE, Found, error, limited, prepare
 from tests.models_walk.joined import BOUND
 from tests.models_walk.kept_walk import KeptWalk, walk
 from tests.models_walk.small_configs import SMALL, shrunk
-from tests.models_walk.table_page import page, summary
+from tests.models_walk.table_page import PAGE, page, rows, summary
 
-PAGE = ROOT / "docs" / "models-table.md"
 FEW = {
     "deepseek_v4": "masks that the model itself extends by keys of compressed tokens",
     "gemma4_text": "layers with configs of their own",
@@ -23,13 +20,6 @@ FEW = {
     "t5gemma": "a decoder that begins as its generation config says",
 }
 """Types that needed something that no other test of whole models has."""
-
-
-def rows(heading):
-    """The rows of the table below a heading of the page, by their first cell."""
-    table = PAGE.read_text("utf-8").partition(heading)[2].partition("\n## ")[0]
-    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines() if line.startswith("| ")][1:]
-    return {row[0].strip(): [each.strip() for each in row] for row in cells}
 
 
 @pytest.fixture(scope="module", autouse=True)

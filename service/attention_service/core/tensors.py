@@ -98,6 +98,11 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return plain
 
 
+def wide(x: Tensor, *, copy: bool = False) -> Tensor:
+    """Return floats in float32, or in float64 if they are that wide; ``copy``: always other memory."""
+    return x.to(torch.promote_types(x.dtype, torch.float32), copy=copy)
+
+
 def to_device(host: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor on the device, in this dtype or its own; it may still be on its way, which only the device notices.
 

@@ -24,6 +24,7 @@ from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes import windowed_attention
+from attention_service.models.passes.float64_runs import compute_in_float64, float64
 
 EXACT = 1e-6
 """The largest difference, as a share of the largest number."""
@@ -204,7 +205,7 @@ def test_the_encoder_of_led_is_seen_beside_its_decoder():
     assert sorted(map(str, model.places)) == sorted(stacks)
     assert model_info(model)["unseen"] == []
     tokens = ids(11)
-    with torch.no_grad():
+    with torch.no_grad(), float64():
         start = torch.tensor([[plain.config.decoder_start_token_id]])
         expected = plain(torch.tensor([tokens]), decoder_input_ids=start, output_attentions=True)
     reply = forward_reply(model, ModelForwardRequest(tokens=tokens, return_=["weights", "logits"]))
@@ -218,6 +219,7 @@ def test_the_encoder_of_led_is_seen_beside_its_decoder():
 def test_a_module_that_returns_something_else_is_not_replaced(monkeypatch):
     model = copy.deepcopy(eager())
     module = model.longformer.encoder.layer[0].attention.self
+    compute_in_float64(model)
     assert windowed_attention._is_same(module)
     own = module.forward
     module.forward = lambda *args, **options: (own(*args, **options)[0] * 1.001,)

@@ -19,6 +19,7 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.openai import Embedding, EmbeddingRequest, Embeddings, OpenAIRan, Usage
 from attention_contract.schemas.prompts import Message
 from attention_service.core.cancellation import checkpoint
+from attention_service.core.tensors import wide
 from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
@@ -57,7 +58,7 @@ class EmbeddingPlan:
         """The vectors ``[B, D]`` of states ``[B, L, d_model]``, ``mask [B, L]`` true for real tokens."""
         place = mask.long().cumsum(1)  # from 1, of each real token
         real = mask & (place > torch.tensor(self.left_out, device=place.device)[:, None])
-        found = torch.cat([_pool(mode, states.float(), real, place) for mode in self.settings.modes], -1)
+        found = torch.cat([_pool(mode, wide(states), real, place) for mode in self.settings.modes], -1)
         for step in self.settings.steps:
             found = step(found)
         return found[:, : self.settings.dimensions]

@@ -284,7 +284,7 @@ def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Te
     scores = torch.matmul(q, part.key.transpose(-1, -2)) * (width**-0.5 if scale is None else scale)
     if part.key_mask is not None:
         scores = scores.masked_fill(~part.key_mask[:, None, None], -torch.inf)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     context = torch.matmul(weights, part.value)
     return weights.view(rows, heads, 1, -1), context.view(rows, heads, 1, -1)
 

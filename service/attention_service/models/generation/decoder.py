@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from attention_service.core.tensors import wide
 from attention_service.models.generation.decode_attention import DecodeAttention, Decoding
 from attention_service.models.generation.joined.joined_group import ALONE, JoinedGroup, Joining, try_joining
 from attention_service.models.generation.joined.joined_prompts import alike_in_length, read_together, reads_together
@@ -28,7 +29,7 @@ class Step(NamedTuple):
 
     text: RunningText
     logits: Tensor | None = None
-    """Float32 ``[1, V]``, before anything changes them."""
+    """``[1, V]`` in float32 or float64, before anything changes them."""
     token: int = 0
     layers: list[dict[str, Any]] | None = None
     """The report on the attention that chose the token."""
@@ -249,7 +250,7 @@ class Decoder:
             text.heard.end_pass()
         layers = None if text.look is None else weights.reports({text.look: text.ids})[text.look]
         text.seen = len(text.ids)
-        return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
+        return self._chosen(text, wide(output.logits[:, -1], copy=True), layers)
 
     def _chosen(self, text: RunningText, logits: Tensor, layers: Any, joined: int = 1) -> Step:
         try:

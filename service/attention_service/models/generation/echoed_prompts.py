@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_service.core.tensors import wide
 from attention_service.models.answers.model_forward import every_logit
 from attention_service.models.generation.completion_objects import Json, Token
 from attention_service.models.generation.generated_text import GeneratedText
@@ -60,5 +61,5 @@ def _logprobs(reader: InputReader, ids: list[int], logits: Tensor, count: int) -
     """The log-probability of each token after those before it, by logits ``[L, V]``; of the first one there is none."""
     name = reader.tokenizer
     first: Json = {"token": logprob_of(name, ids[0], None, 0)["token"], "logprob": None, "top_logprobs": None}
-    rows = (torch.log_softmax(row.float(), -1) for row in logits[:-1])
+    rows = (torch.log_softmax(wide(row), -1) for row in logits[:-1])
     return [first, *(logprob_of(name, token, row, count) for token, row in zip(ids[1:], rows, strict=True))]

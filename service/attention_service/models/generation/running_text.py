@@ -213,9 +213,13 @@ class RunningText:
         return not (self.draws or self.processors)
 
     def choose(self, logits: Tensor) -> int:
-        """Choose the next token by float32 logits ``[1, V]``, as transformers does. Raises what a processor raises."""
+        """Choose the next token by logits ``[1, V]``, as transformers does. Raises what a processor raises.
+
+        The likeliest is that of the logits as they are; processors and draws have them in float32.
+        """
         process: Any = self.processors
-        scores: Tensor = process(self.tensor, logits) if self.processors else logits
+        scores: Tensor = logits if self.is_greedy else logits.float()
+        scores = process(self.tensor, scores) if self.processors else scores
         if scores.ndim != 2 or len(scores) != 1:
             raise InvalidCheckpoint.at("model", "it predicts several tokens at a time, as models of audio do")
         if self.draws:

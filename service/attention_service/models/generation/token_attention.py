@@ -146,7 +146,7 @@ class TokenAttention:
         """Tell of ``weights [N, H, 1, K]``, of several texts and layers that are alike; ``tokens``: those of each."""
         place = self._places[layer]
         count, heads, _, keys = weights.shape
-        device = weights.device
+        device, dtype = weights.device, torch.promote_types(weights.dtype, torch.float32)
         found: list[dict[str, Any]] = [{} for _ in range(count)]
         if self._names:
             lengths = torch.tensor([len(each) for each in tokens], device=device)[:, None]
@@ -163,18 +163,18 @@ class TokenAttention:
             )
             totals = Totals((count, heads, 1), device, self._names, inputs)
             totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
-            means = {name: _arrays(mean) for name, mean in totals.means().items()}
+            means = {name: _arrays(mean, dtype) for name, mean in totals.means().items()}
             for at, fields in enumerate(found):
                 fields["statistics"] = {name: _row(mean, at) for name, mean in means.items()}
         seen = [keys if is_cross(layer) or place.keys_of != "tokens" else len(each) for each in tokens]
         if self._wanted.top_k:
-            top = weights[:, :, 0].float().topk(min(self._wanted.top_k, keys), -1)
-            names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), _numbers(top.values)
+            top = weights[:, :, 0].to(dtype).topk(min(self._wanted.top_k, keys), -1)
+            names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), _numbers(top.values, dtype)
             for at, fields in enumerate(found):
                 most = min(self._wanted.top_k, seen[at])
                 fields["top_keys"] = {"keys": _narrow(names[at], most), "weights": _narrow(values[at], most)}
         if self._wanted.weights:
-            whole = _numbers(weights[:, :, 0])
+            whole = _numbers(weights[:, :, 0], dtype)
             for at, fields in enumerate(found):
                 fields["weights"] = _narrow(whole[at], seen[at])
         return found
@@ -209,14 +209,16 @@ def is_cross(layer: LayerKey) -> bool:
     return isinstance(layer, str) and layer.startswith("cross.")
 
 
-def _arrays(mean: Any) -> Any:
-    """Statistics as float32 arrays, with the same nesting."""
-    return {name: _arrays(each) for name, each in mean.items()} if isinstance(mean, dict) else _numbers(mean)
+def _arrays(mean: Any, dtype: torch.dtype) -> Any:
+    """Statistics as arrays, with the same nesting."""
+    if isinstance(mean, dict):
+        return {name: _arrays(each, dtype) for name, each in mean.items()}
+    return _numbers(mean, dtype)
 
 
-def _numbers(found: Tensor) -> Any:
-    """Numbers as float32, in a form that JSON has."""
-    array = to_numpy(found.float())
+def _numbers(found: Tensor, dtype: torch.dtype) -> Any:
+    """Numbers in a form that JSON has."""
+    array = to_numpy(found.to(dtype))
     return array if np.isfinite(array).all() else encode(array, "list")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidRequest
+from attention_service.core.tensors import wide
 from attention_service.models.head_kinds import Predicts, Unit, class_names, head_kind
 from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.model_inputs import InputReader
@@ -142,7 +143,7 @@ class PredictionHead:
         logits = torch.stack([output.start_logits, output.end_logits], -1)
         real = logits if stack.mask is None else logits.masked_fill(~stack.mask[..., None], -torch.inf)
         found = places or real.argmax(1).tolist()
-        return Rows(rows_at(logits, found), found, real.float().logsumexp(1, keepdim=True))
+        return Rows(rows_at(logits, found), found, wide(real).logsumexp(1, keepdim=True))
 
     def logs(self, logits: Tensor, partition: Tensor | None = None) -> Tensor:
         """The logarithms of the probabilities of rows ``[…, V]``; of a head that scores, the scores."""

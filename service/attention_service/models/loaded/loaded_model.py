@@ -32,6 +32,7 @@ from attention_service.models.loaded.model_attentions import find_attentions, fi
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.float64_runs import compute_in_float64
 from attention_service.models.passes.module_states import ModuleStates
 from attention_service.models.passes.shared_layers import SharedLayers
 from attention_service.runtime.device.torch_device import Device
@@ -72,8 +73,8 @@ class LoadedModel:
                 f"{type(model).__name__} reads {model.main_input_name}, but only models that read "
                 "tokens, images or sound are supported",
             )
-        if model.dtype == torch.float64:  # which PyTorch's grouped products of experts lack
-            model.set_experts_implementation("eager")
+        if model.dtype == torch.float64:
+            compute_in_float64(model)
         self.name = name
         self.model = model
         self.device = device

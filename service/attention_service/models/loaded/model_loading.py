@@ -42,6 +42,7 @@ from attention_service.models.loaded.checkpoint_processors import (
 )
 from attention_service.models.loaded.tower_loading import TowerFile, clean_texts, tower_config
 from attention_service.models.loaded.unpacked_file import UnpackedFile
+from attention_service.models.passes.float64_runs import made_in_float64
 from attention_service.models.towers.opening import tower_of
 from attention_service.models.towers.tower import Tower
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
@@ -103,6 +104,8 @@ def load_checkpoint(
                 whole, config = config, kind.config_class.from_pretrained(folder, **SAFE)
                 config.projection_dim = getattr(whole, "projection_dim", None)
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
+            if torch.float64 in {wanted, getattr(config, "dtype", None) if wanted == "auto" else None}:
+                reading.enter_context(made_in_float64())
             model, loading = kind.from_pretrained(
                 config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
                 ignore_mismatched_sizes=True, attn_implementation="eager", **SAFE, **divided, **source,
@@ -136,8 +139,6 @@ def load_checkpoint(
         raise InvalidCheckpoint.at(
             "checkpoint", f"{free_bytes} bytes of memory are too few for one layer of {folder.name} and its computation"
         )
-    if model.dtype == torch.float64:  # which PyTorch's grouped products of experts do not have
-        model.set_experts_implementation("eager")
     placed = model if places_of_parts(model) else model.to(device)
     form = _gguf_form(folder) if stored is None else stored.label
     plain = torch_dtype_name(model.dtype) if tower is None else tower.weights(torch_dtype_name(model.dtype))

@@ -6,17 +6,15 @@ of these layers are implicit, and are made only where a task needs them.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attention_contract.schemas.models import LayerKind
 from attention_service.core.tensors import product
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTurns
-from attention_service.models.passes.float64_runs import Float64
 from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.mixer_rules import (
     RULES,
@@ -65,7 +63,6 @@ class ImplicitLayers:
     def __init__(self, model: PreTrainedModel, layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]) -> None:
         """``layers``: each module with the keys of its layers."""
         self._keys = [key for _, keys in layers for key in keys]
-        self._wide = model.dtype == torch.float64
         self.turns = LayerTurns(layers)
         self.modules = [one.module for one, _ in layers]
         self.rotations = GrowingRotations(model)
@@ -92,8 +89,8 @@ class ImplicitLayers:
         """Leave the model as it was: it was not changed."""
 
     def concerns(self, attention_pass: AttentionPass) -> bool:
-        """True if a pass asks something of one of these layers, or if they are to compute in float64."""
-        return any(self._wide or attention_pass.task(key).asks or attention_pass.notes(key) for key in self._keys)
+        """True if a pass asks something of one of these layers."""
+        return any(attention_pass.task(key).asks or attention_pass.notes(key) for key in self._keys)
 
     @contextmanager
     def running(self, attention_pass: AttentionPass) -> Iterator[AttentionPass]:
@@ -152,9 +149,7 @@ def _seen(original: Callable[..., Any], rule: MixerRule, running: "Sequence[_Mix
             named.pop("kwargs", None)
             if v is not None:
                 named[rule.values] = rule.as_called(v).to(arguments[rule.values].dtype)
-            wide = arguments[rule.values].dtype == torch.float64  # which the code would round to float32
-            with Float64() if wide else nullcontext():
-                found = original(**named)
+            found = original(**named)
             several = isinstance(found, tuple)
             rest[:] = found[1:] if several else []
             context: Tensor = found[0] if several else found

@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid, silu, softplus
 
 from attention_contract.schemas.models import LayerKind
 from attention_service.core.methods.linear import recurrent_context, recurrent_weights
+from attention_service.core.tensors import wide
 
 _EPSILON: Final = 1e-6
 """The ε of the normalization of queries and keys, in every rule that has it."""
@@ -114,13 +115,9 @@ class MixerRule(NamedTuple):
         return (x[..., 0] if len(self.order) == 3 else x).permute(self.order)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _by_head(x: Tensor) -> Tensor:
     """``[B, L, H, …]`` to ``[B, H, L, …]``."""
-    return _wide(x).transpose(1, 2)
+    return wide(x).transpose(1, 2)
 
 
 def _delta(arguments: Mapping[str, Any]) -> Recurrence:
@@ -143,7 +140,7 @@ def _step(arguments: Mapping[str, Any], bias: str, shape: tuple[int, ...], flag:
     if (added := arguments.get(bias)) is not None:
         step = step + added.to(step.dtype).view(shape)
     step = softplus(step) if arguments.get(flag) else step
-    return _wide(step.clamp(*arguments["dt_limit"]) if "dt_limit" in arguments else step)
+    return wide(step.clamp(*arguments["dt_limit"]) if "dt_limit" in arguments else step)
 
 
 def _mamba2(arguments: Mapping[str, Any]) -> Recurrence:
@@ -160,9 +157,9 @@ def _mamba2(arguments: Mapping[str, Any]) -> Recurrence:
 
 def _mamba(arguments: Mapping[str, Any]) -> Recurrence:
     """Read a selective state space with one decay a channel and state: heads are channels. Source: Gu and Dao 2023."""
-    v = _wide(arguments["hidden_states"])[..., None]  # [B, C, L, 1]
+    v = wide(arguments["hidden_states"])[..., None]  # [B, C, L, 1]
     step = _step(arguments, "delta_bias", (-1, 1), "delta_softplus")[..., None].to(v.dtype)
-    q, k = (_wide(arguments[name]).transpose(1, 2)[:, None].to(v.dtype) for name in ("C", "B"))  # [B, 1, L, N]
+    q, k = (wide(arguments[name]).transpose(1, 2)[:, None].to(v.dtype) for name in ("C", "B"))  # [B, 1, L, N]
     skip = arguments.get("D")
     return Recurrence(
         q.expand(-1, v.shape[1], -1, -1), k * step, v, arguments["A"].to(v.dtype)[None, :, None] * step, None,
@@ -172,8 +169,8 @@ def _mamba(arguments: Mapping[str, Any]) -> Recurrence:
 
 def _rwkv(arguments: Mapping[str, Any]) -> Formula:
     """Read the fading average of RWKV: a softmax of keys less the decay since, by channel. Source: Peng et al. 2023."""
-    k, v = (_wide(arguments[name]).transpose(1, 2) for name in ("key", "value"))  # [B, C, L]
-    decay, bonus = (_wide(arguments[name]) for name in ("time_decay", "time_first"))
+    k, v = (wide(arguments[name]).transpose(1, 2) for name in ("key", "value"))  # [B, C, L]
+    decay, bonus = (wide(arguments[name]) for name in ("time_decay", "time_first"))
 
     def weights() -> Tensor:
         at = torch.arange(k.shape[2], device=k.device)
@@ -187,9 +184,9 @@ def _rwkv(arguments: Mapping[str, Any]) -> Formula:
 
 def _rg_lru(arguments: Mapping[str, Any]) -> Formula:
     """Read a real-gated linear recurrent unit, with one decay a channel. Source: De et al. 2024, section 2.4."""
-    v = _wide(arguments["hidden_states"]).transpose(1, 2)  # [B, C, L]
+    v = wide(arguments["hidden_states"]).transpose(1, 2)  # [B, C, L]
     reset = arguments["reset"].transpose(1, 2)  # [B, 1, L]
-    return Formula(v[..., None], 1, partial(_faded, _wide(arguments["recurrent_gate"]).transpose(1, 2), reset))
+    return Formula(v[..., None], 1, partial(_faded, wide(arguments["recurrent_gate"]).transpose(1, 2), reset))
 
 
 def _faded(gate: Tensor, reset: Tensor) -> Tensor:
@@ -204,7 +201,7 @@ def _faded(gate: Tensor, reset: Tensor) -> Tensor:
 def _mlstm(arguments: Mapping[str, Any]) -> Formula:
     """Read an LSTM with a matrix memory. Source: Beck et al. 2024, section 2.3; its ε is that of the code."""
     epsilon = arguments["module"].config.eps
-    q, k, v, begin, forget = (_wide(arguments[name]) for name in ("query", "key", "value", "igate", "fgate"))
+    q, k, v, begin, forget = (wide(arguments[name]) for name in ("query", "key", "value", "igate", "fgate"))
 
     def weights() -> Tensor:
         faded = logsigmoid(forget).cumsum(2)  # [B, H, L]
@@ -269,7 +266,7 @@ def lightning(module: Any, projected: Tensor, attention_mask: Tensor | None) -> 
     """Read lightning attention from its projection ``[B, L, 3·H·D]``. Source: Qin et al. 2024, section 2."""
     states = module.act_fn(projected)
     hide = inspect.unwrap(type(module).forward).__globals__["apply_mask_to_padding_states"]
-    states = _wide(hide(states, attention_mask))
+    states = wide(hide(states, attention_mask))
     by_head = states.reshape(*states.shape[:2], module.num_attention_heads, 3 * module.head_dim).transpose(1, 2)
     q, k, v = torch.split(by_head, module.head_dim, 3)
     decay = -module.slope_rate.to(q.dtype).expand(len(q), -1, q.shape[2], 1)

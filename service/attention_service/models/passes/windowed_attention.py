@@ -60,7 +60,9 @@ def _attend(
         seen = seen | of_global | of_global.transpose(-1, -2)
     # The lowest number, so that a row of padding without keys has numbers.
     scores = scores.masked_fill(~seen | is_index_masked[:, None, None], torch.finfo(scores.dtype).min)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).type_as(scores)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(
+        scores
+    )
     if is_global_attn:  # rows of two kinds of values, so that neither is that of all
         near, far = weights.masked_fill(of_global, 0), weights.masked_fill(~of_global, 0)
         context = near @ split(module.value) + far @ split(module.value_global)

@@ -11,8 +11,10 @@ from typing import Final, Self
 import torch
 from torch import Tensor, nn
 
-_LARGE: Final = 1e3
-"""The size of the numbers of probes, beside which a norm's ε is nothing."""
+from attention_service.core.tensors import wide
+
+_LARGE: Final = 1e3, 1e6
+"""The size of the numbers of probes, beside which a norm's ε is nothing: of float32 and less, and of float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +35,16 @@ class HeldNorm:
         width = like.shape[-1]
         signs = torch.ones(width, dtype=like.dtype, device=like.device)
         signs[1::2] = -1
-        probes = [torch.zeros_like(signs), _LARGE * torch.ones_like(signs), _LARGE * signs]
+        large = _LARGE[like.dtype == torch.float64]
+        probes = [torch.zeros_like(signs), large * torch.ones_like(signs), large * signs]
         try:
-            zero, same, mixed = (module(probe.expand(1, 1, width))[0, 0].float() for probe in probes)
+            zero, same, mixed = (wide(module(probe.expand(1, 1, width))[0, 0]) for probe in probes)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):  # it takes no states alone
             return None
         if mixed.shape != signs.shape:
             return None
         centers = bool((same - zero).norm() < 0.5 * (mixed - zero).norm())
-        signs = signs.float()
+        signs = wide(signs)
         along = signs - signs.mean() if centers else signs
         gain = (mixed - zero) * along.square().mean().sqrt() / along
         return cls(gain, zero, centers) if bool(gain.isfinite().all()) and bool(gain.any()) else None

@@ -16,7 +16,7 @@ from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import JacobianReply, JacobianRequest
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.core.tensors import to_numpy
+from attention_service.core.tensors import to_numpy, wide
 from attention_service.models.answers.lenses.residual_stream import ResidualStream
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.inputs.input_stacks import Stack, Tokens
@@ -82,5 +82,5 @@ def jacobian_rows(loaded: LoadedModel, plan: RowsPlan, stream: ResidualStream) -
         upstream[copy, tokens, row] = 1
     sources = [states[layer] for layer in stream.layers[:-1]]
     found = torch.autograd.grad(last, sources, upstream)
-    rows = torch.stack([gradient[:, tokens].float().mean(1) for gradient in found])
+    rows = torch.stack([wide(gradient[:, tokens]).mean(1) for gradient in found])
     return valid(JacobianReply, {"rows": to_numpy(rows), "width": plan.width})

@@ -22,7 +22,7 @@ from attention_contract.schemas.analyses.lenses import (
     ModelLensReply,
 )
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.tensors import to_numpy
+from attention_service.core.tensors import to_numpy, wide
 from attention_service.models.answers.lenses.lens_plan import LensPlan
 from attention_service.models.answers.lenses.residual_stream import Branch, Unembedding
 from attention_service.models.inputs.prediction_head import rows_at
@@ -133,7 +133,7 @@ class LensRun:
         """The logits of the states behind a layer."""
         state = self._hidden.pop(place.key)
         if (matrix := self._jacobian(place)) is not None:
-            state = (state.float() @ matrix.T).to(state.dtype)
+            state = (wide(state) @ matrix.T).to(state.dtype)
         return self._reading(state.flatten(0, 1), state.shape[:2], self._stream.readout.logits, shares=True)
 
     def _part_reading(self, place: AttentionPlace, part: LensPart) -> LensReading:
@@ -148,7 +148,7 @@ class LensRun:
         weight = self._unembedding.matrix
 
         def logits(rows: Tensor) -> Tensor:
-            return (rows.to(weight.dtype) @ weight.T).float()
+            return wide(rows.to(weight.dtype) @ weight.T)
 
         return self._reading(held.flatten(0, -2), held.shape[:-1], logits, shares=False)
 
@@ -192,7 +192,8 @@ class LensRun:
         """The matrix of a layer; None for the identity."""
         if self._plan.file is None or place.layer is self._stream.last:
             return None
-        return self._plan.file.matrix(self._stream.number(place.layer)).to(self._loaded.model.device)
+        model, matrix = self._loaded.model, self._plan.file.matrix(self._stream.number(place.layer))
+        return matrix.to(model.device, torch.promote_types(model.dtype, torch.float32))
 
     def _scale(self, place: AttentionPlace | None = None) -> Tensor | None:
         """The scale ``[B, P, 1]`` of the final norm in the run; of a lens, in the reading of the layer's states."""
@@ -201,27 +202,27 @@ class LensRun:
             return None
         state, made = self._states.made[self._stream.last], self._states.made[module]
         if place is not None and (matrix := self._jacobian(place)) is not None:
-            state = (self._states.made[place.layer].float() @ matrix.T).to(state.dtype)
+            state = (wide(self._states.made[place.layer]) @ matrix.T).to(state.dtype)
             made = module(state)
-        return norm.scale(state.float(), made.float())
+        return norm.scale(wide(state), wide(made))
 
     def _parts_of(self, place: AttentionPlace) -> tuple[Tensor, Tensor | None]:
         """The states that an attention adds ``[B, P, d]``, and that each of its heads adds ``[B, H, P, d]``."""
         if place.key not in self._parts:
             branch = self._stream.branches[place.key]
-            source, heads = self._states.made[branch.source].float(), None
+            source, heads = wide(self._states.made[branch.source]), None
             if "heads" in self._plan.of and branch.projection is not None:
                 heads = branch.factor * self._heads(place, branch, branch.projection)
             self._parts[place.key] = branch.factor * source, heads
         return self._parts[place.key]
 
     def _heads(self, place: AttentionPlace, branch: Branch, projection: nn.Module) -> Tensor:
-        given, sizes = self._states.given[projection].float(), (place.widths.heads, place.widths.value_dim)
-        matrix = self._matrix(projection).float().view(*sizes, -1)
+        given, sizes = wide(self._states.given[projection]), (place.widths.heads, place.widths.value_dim)
+        matrix = wide(self._matrix(projection)).view(*sizes, -1)
         heads = torch.einsum("bphv,hvd->bhpd", given.view(*given.shape[:2], *sizes), matrix)
         if branch.norm is None:
             return heads
-        scale = branch.norm.scale(self._states.given[branch.source].float(), self._states.made[branch.source].float())
+        scale = branch.norm.scale(wide(self._states.given[branch.source]), wide(self._states.made[branch.source]))
         return branch.norm.held(heads, scale[:, None])
 
     def _matrix(self, projection: nn.Module) -> Tensor:
@@ -239,12 +240,12 @@ class LensRun:
     def _rest(self) -> dict[str, Any]:
         """The other parts of the logits of the targets, and these logits."""
         made, given, stream, unembedding = self._states.made, self._states.given, self._stream, self._unembedding
-        weight, scale = unembedding.matrix[self._targets].float(), self._scale()
+        weight, scale = wide(unembedding.matrix[self._targets]), self._scale()
 
         def logits(state: Tensor) -> Tensor:
             return unembedding.held(state, scale) @ weight.T
 
-        first, last = given[stream.layers[0]].float(), made[stream.last].float()
+        first, last = wide(given[stream.layers[0]]), wide(made[stream.last])
         others, mlps, biases = last - first, [], []
         counted: set[nn.Module] = set()
         for place in self._plan.checked.places:
@@ -252,7 +253,7 @@ class LensRun:
             beside = torch.zeros_like(output)
             if place.layer not in counted:
                 counted.add(place.layer)
-                beside = made[place.layer].float() - given[place.layer].float()
+                beside = wide(made[place.layer]) - wide(given[place.layer])
                 beside = beside - sum(self._parts_of(each)[0] for each in stream.beside(place))
             others = others - output - beside
             mlps.append(logits(beside))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from attention_contract.errors import InvalidRequest
+from attention_service.core.tensors import wide
 from attention_service.models.costs.lens_costs import LOGITS_AT_ONCE
 from attention_service.models.inputs.input_stacks import Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -53,7 +54,7 @@ class Readout:
             options["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
         with loaded.attention.running(AttentionPass({})), self._passing_over(states):
             found: Tensor = loaded.model(**options).logits
-        return found[:, -1].float()
+        return wide(found[:, -1])
 
     @contextmanager
     def _passing_over(self, states: Tensor) -> Iterator[None]:
@@ -77,7 +78,7 @@ class Readout:
             found = self.logits(states.flatten(0, 1)).view(logits.shape)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as fault:
             raise InvalidRequest.at("kind", f"{self._name} reads no single states: {fault}") from fault
-        if bool((found - logits.float()).norm() > tolerance * logits.float().norm()):
+        if bool((found - wide(logits)).norm() > tolerance * wide(logits).norm()):
             raise InvalidRequest.at(
                 "kind",
                 f"the logits of {self._name} do not depend on the states behind its last layer alone, so no lens "

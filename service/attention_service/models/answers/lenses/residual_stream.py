@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
+from attention_service.core.tensors import wide
 from attention_service.models.answers.lenses.held_norm import HeldNorm
 from attention_service.models.answers.lenses.module_traces import ModuleTraces, traced
 from attention_service.models.answers.lenses.readout import Readout, every_layer, list_of
@@ -71,9 +72,9 @@ class Unembedding:
     def constant(self, ids: Tensor | None = None) -> Tensor:
         """The logits ``[V]``, or those of some tokens, that are there without any state."""
         matrix = self.matrix if ids is None else self.matrix[ids]
-        found = torch.zeros(len(matrix), dtype=torch.float32, device=matrix.device)
+        found = torch.zeros(len(matrix), dtype=torch.promote_types(matrix.dtype, torch.float32), device=matrix.device)
         if self.norm is not None:
-            found = matrix.float() @ (self.norm.bias * self.factor)
+            found = wide(matrix) @ (self.norm.bias * self.factor)
         return found if self.bias is None else found + (self.bias if ids is None else self.bias[ids])
 
 
@@ -174,16 +175,16 @@ def _unembedding(loaded: LoadedModel, last: nn.Module, traces: ModuleTraces, log
     if head.weight.is_meta:
         raise _NoSumError("its unembedding is on disk, and is read for each pass")
     given, made = traces.given[head], traces.made[head]
-    of_logits = ratio_of(logits.float(), made.float(), tolerance) or 1.0  # a cap keeps no ratio
-    bias = None if head.bias is None else head.bias.float() * of_logits
-    if (ratio := ratio_of(given.float(), state.float(), tolerance)) is not None:
+    of_logits = ratio_of(wide(logits), wide(made), tolerance) or 1.0  # a cap keeps no ratio
+    bias = None if head.bias is None else wide(head.bias) * of_logits
+    if (ratio := ratio_of(wide(given), wide(state), tolerance)) is not None:
         return Unembedding(None, None, ratio * of_logits, head.weight, bias)
     inside = {module for layer in every_layer(loaded) for module in layer.modules()}
     for module in traces.made.keys() - inside:
         if same(state, traces.given.get(module), tolerance) and not [*module.children()]:
-            ratio = ratio_of(given.float(), traces.made[module].float(), tolerance)
+            ratio = ratio_of(wide(given), wide(traces.made[module]), tolerance)
             norm = HeldNorm.of(module, state)
-            if ratio is not None and norm and norm.explains(state.float(), traces.made[module].float(), tolerance):
+            if ratio is not None and norm and norm.explains(wide(state), wide(traces.made[module]), tolerance):
                 return Unembedding(module, norm, ratio * of_logits, head.weight, bias)
     raise _NoSumError("between its last layer and its unembedding is something else than a norm")
 
@@ -268,10 +269,8 @@ def _unsummed_layer(stream: ResidualStream, traces: ModuleTraces, tolerance: flo
     for number, layer in enumerate(stream.layers):
         places = [place for place in stream.places.values() if place.layer is layer]
         branches = [stream.branches[place.key] for place in places]
-        end = traces.made[layer].float()
-        added = (
-            end - traces.given[layer].float() - sum(each.factor * traces.made[each.source].float() for each in branches)
-        )
+        end = wide(traces.made[layer])
+        added = end - wide(traces.given[layer]) - sum(each.factor * wide(traces.made[each.source]) for each in branches)
         if not are_summed(added, _others(layer, places, traces), tolerance, end):
             return number
     return None
@@ -294,7 +293,7 @@ def _options(
             if module is source or module not in traces.made or not same(traces.made[source], given, tolerance):
                 continue
             norm = None if [*module.children()] else HeldNorm.of(module, traces.made[source])
-            if norm and norm.explains(traces.made[source].float(), traces.made[module].float(), tolerance):
+            if norm and norm.explains(wide(traces.made[source]), wide(traces.made[module]), tolerance):
                 yield Branch(module, 1.0, norm, *heads)
 
 

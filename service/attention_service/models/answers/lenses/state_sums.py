@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from attention_service.core.tensors import wide
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 SUMMANDS: Final = 2
@@ -22,7 +23,7 @@ def same(one: Tensor, other: Tensor | None, tolerance: float) -> bool:
     """True if two states are equal."""
     if other is None or one.shape != other.shape:
         return False
-    return bool((one.float() - other.float()).norm() <= tolerance * one.float().norm())
+    return bool((wide(one) - wide(other)).norm() <= tolerance * wide(one).norm())
 
 
 def ratio_of(one: Tensor, other: Tensor, tolerance: float) -> float | None:

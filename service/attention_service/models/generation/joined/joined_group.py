@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+from attention_service.core.tensors import wide
 from attention_service.models.generation.decode_attention import Decoding, RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.joined.joined_past import JoinedPast
@@ -89,7 +90,7 @@ class JoinedGroup:
             self.remove(text, give_back=True)
 
     def run(self) -> Tensor:
-        """Run one pass over the last token of each text. Returns float32 logits ``[B, V]``."""
+        """Run one pass over the last token of each text. Returns logits ``[B, V]`` in float32 or float64."""
         texts, past = self.texts, self.past
         device = self._model.device
         past.begin(device)
@@ -100,7 +101,7 @@ class JoinedGroup:
             seen = torch.tensor(past.lengths, device=device)[:, None]
             arguments["position_ids"] = torch.cat(offsets, -2) + seen
         output = self._model(**arguments, **{texts[0].past_name: past}, return_dict=True)
-        logits: Tensor = output.logits[:, -1].to(torch.float32, copy=True)
+        logits: Tensor = wide(output.logits[:, -1], copy=True)
         return logits
 
     def end(self) -> None:
@@ -169,7 +170,7 @@ def _difference(
                 output = loaded.model(**other.step_inputs(), return_dict=True)
                 other.advance(output)
             other.seen += 1
-            own = output.logits[0, -1].float()
+            own = wide(output.logits[0, -1])
             differs = max(differs, float((by_text[id(text)] - own).abs().max() / own.abs().max()))
             text.ids.append(token)
             other.ids.append(token)

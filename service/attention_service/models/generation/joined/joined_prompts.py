@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from attention_service.core.tensors import wide
 from attention_service.models.generation.decode_attention import Decoding
 from attention_service.models.generation.running_text import RunningText
 
@@ -45,7 +46,10 @@ def alike_in_length(texts: Sequence[RunningText], most: int) -> list[RunningText
 
 
 def read_together(model: Any, attention: Decoding, texts: Sequence[RunningText]) -> list[Tensor]:
-    """Read the prompts of several texts in one pass. Returns the float32 logits ``[1, V]`` of each one's next token."""
+    """Read the prompts of several texts in one pass.
+
+    Returns the logits ``[1, V]`` of each one's next token, in float32 or float64.
+    """
     longest = max(texts, key=lambda text: len(text.ids))
     width, device = len(longest.ids), model.device
     ids = [[*text.ids, *text.ids[-1:] * (width - len(text.ids))] for text in texts]
@@ -69,7 +73,7 @@ def read_together(model: Any, attention: Decoding, texts: Sequence[RunningText])
         text.advance({})
         text.seen = len(text.ids)
         at = places.index(len(text.ids) - 1)
-        found.append(logits[row : row + 1, at].to(torch.float32, copy=True))
+        found.append(wide(logits[row : row + 1, at], copy=True))
     return found
 
 

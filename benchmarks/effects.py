@@ -15,8 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.validation import validate
+from attention_service.models.answers.answer_parts import at_once
+from attention_service.models.answers.measured_runs import measured
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.swept_effects import EffectsOfSweep
+from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device
 from benchmarks.page import parser, publish
@@ -31,9 +34,7 @@ process. Times are of the processor, since other programs run beside. The differ
 def sweep(loaded: LoadedModel, ids: list[int]) -> ModelEffectsReply:
     """Knock out every head in one request."""
     effects = EffectsOfSweep(loaded, validate(ModelEffectsRequest, {"tokens": ids, "sweep": SWEEP}))
-    while not effects.has_ended:
-        effects.advance(effects.copies)
-    return effects.reply()
+    return at_once(measured(effects, ModelCosts(loaded).memory.copies_at_once(effects.sizes, effects.copies, 2**33)))
 
 
 def one_by_one(loaded: LoadedModel, ids: list[int], token: int) -> np.ndarray:

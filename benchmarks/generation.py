@@ -17,7 +17,7 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 from attention_service.runtime.device.torch_device import Device
 from benchmarks.page import IN_TURN, fewer, parser, publish
 from benchmarks.tables import short, table

@@ -15,6 +15,7 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.validation import validate
+from attention_service.models.answers.answer_parts import at_once
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import plan_context
 from attention_service.models.answers.context.context_run import ContextRun
@@ -38,9 +39,7 @@ SOURCES, SENTENCES, FIRST = [range(4), range(4, 10), range(10, 12)], [range(3), 
 def answered(model, free_bytes=2**30, **fields):
     request = validate(ContextRequest, {"text": PROMPT, "answer": ANSWER, "return": EVERY} | fields)
     run = ContextRun(model, ModelCosts(model), request, plan_context(model, request), free_bytes)
-    for stage in run.stages:
-        run.advance(stage)
-    return run.reply(), run
+    return at_once(run.parts()), run
 
 
 def sentences(logits):
@@ -263,8 +262,7 @@ def test_the_price_counts_the_products_that_run(returned):
     request = validate(ContextRequest, {"text": PROMPT, "answer": ANSWER, "return": returned})
     run = ContextRun(model, ModelCosts(model), request, plan_context(model, request), 2**30)
     with FlopCounterMode(display=False) as counter:
-        for stage in run.stages:
-            run.advance(stage)
+        at_once(run.parts())
     price = context_report(
         model, ModelCosts(model),
         validate(ModelComplexityRequest, {"text": PROMPT, "answer": ANSWER, "return": returned}), 2**30,

@@ -27,7 +27,7 @@ from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.sampling import Sampling
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 PROMPTS = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
 """Token ids of three prompts of different lengths."""

@@ -29,7 +29,7 @@ from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.joined.joined_group import JoinedGroup
 from attention_service.models.generation.joined.text_slabs import Slab
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 WINDOW = 16
 """Longer than the texts of a trial, so that only texts of these tests are longer than a window."""

@@ -18,7 +18,7 @@ from attention_service.models.generation.generation import Generation, decode, r
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.read_texts import LEAST
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 
 LONG = {"max_position_embeddings": 1024}

@@ -20,7 +20,7 @@ from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.sampling import Sampling
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 LETTERS = bytes_to_unicode()
 SPECIAL = "<special>"

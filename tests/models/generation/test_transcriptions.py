@@ -36,7 +36,7 @@ from attention_service.core.inspection.time_warping import warped_frames, warpin
 from attention_service.models.generation import generation
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.transcription_plan import plan_transcription
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 LOOK = {"top_k": 1, "statistics": []}
 

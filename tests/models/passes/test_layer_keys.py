@@ -20,7 +20,7 @@ from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 IDS = [5, 3, 7, 8, 6, 4, 9, 10, 11, 5, 3, 7, 8]
 TOKENS = len(IDS)

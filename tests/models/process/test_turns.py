@@ -2,44 +2,61 @@
 
 from contextlib import contextmanager
 from queue import Empty
+from threading import Event
 
 import pytest
 
 from attention_contract.schemas.models import ModelList
 from attention_contract.wire import JSON
 from attention_service.core.cancellation import Cancellation, checkpoint
+from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.process.served import Answer, PricedRun
 from attention_service.models.process.turns import Turns
 from attention_service.models.worker_messages import Message
 
 
 class Pipes:
-    """The messages of a test. ``later`` come one by one, each within a moment of the one before."""
+    """The messages of a test. ``later`` come one by one, each within a moment of the one before.
+
+    ``awaits``: True while a thread beside the loop has a message to post.
+    """
+
+    awaits = False
 
     def __init__(self, *messages):
         self.now, self.later, self.sent = list(messages), [], []
         self.cancellations = {}
+        self.posted = Event()
+        self.admits = ()
+        """Requests that are admitted as soon as they are priced."""
 
     def arrived(self, *, wait_s):
-        if wait_s is None and not self.now:
+        if wait_s is None and not self.now and not (self.awaits and self.posted.wait(10)):
             raise Empty  # the test is over
+        self.posted.clear()
         found, self.now = self.now, []
         return found or ([self.later.pop(0)] if wait_s and self.later else [])
+
+    def post(self, message):
+        self.now.append(message)
+        self.posted.set()
 
     def cancellation(self, number):
         return self.cancellations.setdefault(number, Cancellation(None))
 
     def send(self, kind, facts=None, body=(), *, request=None):
         self.sent.append((kind, request))
+        if kind == "need" and request in self.admits:
+            self.now.append(go(request))
 
 
 class Generation:
-    """A generation that ends with its second token."""
+    """A generation of some tokens."""
 
     has_ended = False
 
-    def __init__(self, unread=0):
-        self.tokens, self.unread = 0, unread
+    def __init__(self, unread=0, most=2):
+        self.tokens, self.unread, self.most = 0, unread, most
 
     def leave(self):
         pass
@@ -62,23 +79,30 @@ class Model:
         pass
 
     def prepare(self, operation, body, facts, emit):
-        if operation == "chat":
-            return PricedRun(10, Generation, generates=True)
+        if operation.startswith("chat"):  # of so many tokens, or two
+            most = int(operation.removeprefix("chat") or 2)
+            return PricedRun(10, lambda: Generation(most=most), generates=True)
 
         if operation.startswith("read"):  # a prompt of so many tokens
             unread = int(operation.split()[1])
             return PricedRun(10, lambda: Generation(unread), unread / 100, generates=True)
 
+        if operation == "long":  # a request with a long text
+            text = read_beside("text", 10**6, self.read_text)
+            return PricedRun(10, lambda: Answer(ModelList(data=[])) if text else None)
+
         if operation == "effects":  # a sweep of many passes
 
-            def one_pass():
-                self.passes.append("effects")
-                self.in_a_pass(len(self.passes))
-                checkpoint()
-                self.finished += 1
-                return PricedRun(10, one_pass)
+            def parts():
+                for _ in range(5):
+                    self.passes.append("effects")
+                    self.in_a_pass(len(self.passes))
+                    checkpoint()
+                    self.finished += 1
+                    yield 0.0
+                return Answer(ModelList(data=[]))
 
-            return PricedRun(10, one_pass)
+            return PricedRun(10, parts)
 
         def alone():
             self.passes.append(1)
@@ -108,7 +132,7 @@ class Model:
         self.passes.append(len(read))
         for each in read:
             each.tokens += 1
-            each.has_ended = each.tokens == 2
+            each.has_ended = each.tokens == each.most
         return {}
 
     def finish(self, running):
@@ -125,11 +149,16 @@ def go(number):
     return Message("go", {"request": number, "queue_ms": 0.0, "load_ms": 0.0, "owner": None}, memoryview(b""))
 
 
+def turns(pipes, model):
+    """The loop by a clock that stands: each part takes as long as another."""
+    return Turns(pipes, model, [], clock=lambda: 0.0)
+
+
 def run(pipes):
     """Run until there is nothing more to do. Returns the sizes of the passes."""
     model = Model()
     with pytest.raises(Empty):
-        Turns(pipes, model, []).run()
+        turns(pipes, model).run()
     return model.passes
 
 
@@ -144,7 +173,7 @@ def test_a_pass_waits_for_nobody_who_cannot_share_it():
     pipes = Pipes(ask(0, "weights"), ask(1, "forward"), go(0))
     pipes.later = [go(1)]
     with pytest.raises(Empty):
-        Turns(pipes, model := Model(), []).run()
+        turns(pipes, model := Model()).run()
     assert model.passes == [1]
     assert pipes.later
 
@@ -179,7 +208,7 @@ def test_a_shared_pass_that_fails_runs_each_alone():
     messages = [each for number in range(3) for each in (ask(number, "weights"), go(number))]
     pipes, model = Pipes(*messages), Model(fails=True)
     with pytest.raises(Empty):
-        Turns(pipes, model, []).run()
+        turns(pipes, model).run()
     assert model.passes == [1, 1, 1]
     assert [request for kind, request in pipes.sent if kind == "reply"] == [0, 1, 2]
 
@@ -214,11 +243,11 @@ def test_a_request_that_was_admitted_leaves_at_once():
     pipes, model = Pipes(ask(0, "effects"), go(0), ask(1, "weights", "b"), ask(2, "forward", "b")), Model()
 
     def in_a_pass(_):
-        pipes.now = [go(1), go(2), Message("cancel", {"request": 2}, memoryview(b""))]
+        pipes.now = [go(1), go(2), Message("cancel", {"request": 2}, memoryview(b""))] if len(model.passes) == 1 else []
 
     model.in_a_pass = in_a_pass
     with pytest.raises(Empty):
-        Turns(pipes, model, []).run()
+        turns(pipes, model).run()
     assert pipes.sent.index(("done", 2)) < pipes.sent.index(("reply", 1))
 
 
@@ -227,14 +256,89 @@ def test_a_sweep_that_is_cancelled_begins_no_further_pass(within):
     pipes, model = Pipes(ask(0, "effects"), go(0), ask(1, "weights")), Model()
 
     def in_a_pass(number):
-        pipes.now.append(go(0))  # the server admits the next pass
         if number == 3:
             pipes.cancellations[0].cancelled = within
             pipes.now = [Message("leave", {"request": 0}, memoryview(b"")), go(1)]
 
     model.in_a_pass = in_a_pass
     with pytest.raises(Empty):
-        Turns(pipes, model, []).run()
+        turns(pipes, model).run()
     assert (model.passes, model.finished) == (["effects"] * 3 + [1], 2 + (not within))
     assert pipes.sent.count(("problem", 0)) == pipes.sent.count(("done", 0)) == 1
     assert ("reply", 1) in pipes.sent
+
+
+def beside_parts(*messages):
+    """The passes of questions in parts of a caller, and what another caller gets meanwhile."""
+    long_ones = [each for number in range(3) for each in (ask(number, "effects"), go(number))]
+    pipes, model = Pipes(*long_ones, *messages), Model()
+    with pytest.raises(Empty):
+        turns(pipes, model).run()
+    return model.passes, pipes.sent
+
+
+@pytest.mark.parametrize("operation", ["weights", "chat", "read 2000"])
+def test_nobody_waits_for_more_than_one_part_of_another_callers_question(operation):
+    passes, sent = beside_parts(ask(9, operation, "b"), go(9))
+    done = [number for kind, number in sent if kind == "done"]
+    assert done[0] == 9
+    ends = len(passes) if operation == "weights" else max(at for at, each in enumerate(passes) if each == 1) + 1
+    own = [at for at, each in enumerate(passes[:ends]) if each != "effects"]
+    assert all(later - before <= 2 for before, later in zip([-1, *own], own, strict=False))
+
+
+def test_callers_get_the_same_time_however_long_their_parts_are():
+    pipes, model = Pipes(ask(0, "effects"), go(0)), Model()
+    pipes.now += [each for number in range(1, 31) for each in (ask(number, f"weights {number}", "b"), go(number))]
+
+    def clock():
+        return sum(0.1 if each == "effects" else 0.01 for each in model.passes)
+
+    with pytest.raises(Empty):
+        Turns(pipes, model, [], clock).run()
+    parts = [at for at, each in enumerate(model.passes) if each == "effects"]
+    assert parts[0] == 0
+    assert parts[2] - parts[1] in range(9, 13)  # ten short questions take as long as a part
+
+
+def test_a_texts_tokens_take_as_much_time_as_anothers_parts():
+    pipes, model = Pipes(ask(0, "effects"), go(0), ask(1, "chat 10", "b"), go(1)), Model()
+
+    def clock():
+        return sum(1.0 if each == "effects" else 0.5 for each in model.passes)
+
+    with pytest.raises(Empty):
+        Turns(pipes, model, [], clock).run()
+    assert model.passes == ["effects", 1, 1] * 5
+
+
+def test_a_short_question_waits_for_no_long_one_of_its_own_caller():
+    messages = [each for number in range(3) for each in (ask(number, "effects"), go(number))]
+    done, _ = ended(*messages, ask(3, "weights"), go(3))
+    assert done == [3, 0, 1, 2]
+
+
+def test_a_long_text_is_read_beside_the_loop_which_goes_on_meanwhile():
+    text = Message("ask", ask(0, "long").facts, memoryview(b" " * 20_000))
+    pipes, model, went_on = Pipes(text, ask(1, "effects", "b"), go(1)), Model(), Event()
+    pipes.admits, pipes.awaits = [0], True
+
+    def read():
+        assert went_on.wait(10)
+        return "text"
+
+    def in_a_pass(number):
+        if number == 3:
+            went_on.set()
+
+    model.read_text, model.in_a_pass = read, in_a_pass
+
+    def arrived(*, wait_s, former=pipes.arrived):
+        pipes.awaits = pipes.awaits and ("need", 0) not in pipes.sent
+        return former(wait_s=wait_s)
+
+    pipes.arrived = arrived
+    with pytest.raises(Empty):
+        turns(pipes, model).run()
+    assert went_on.is_set()
+    assert {("reply", 0), ("reply", 1)} <= {*pipes.sent}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply, ModelEffectsRequest
+from attention_service.models.answers.answer_parts import Passes
 from attention_service.models.answers.objective import objective_of
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.inputs.images.pair_inputs import PairInputs
@@ -28,13 +29,31 @@ from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.models.passes.shared_layers import KeptStates
 
-_TOKENS: Final = {"cpu": 2048, "cuda": 32_768}
-"""Tokens of one pass, by device; of more it would hardly be faster."""
+
+class MeasuredEffects(Protocol):
+    """The effects that one request asks for, measured a pass or two at a time."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True once every change is tried."""
+
+    def next_copies(self, copies: int) -> int:
+        """The number of copies of the texts that ``advance`` runs next, of at most so many in a pass."""
+
+    def advance(self, copies: int) -> None:
+        """Measure what is next: the baseline, or some changes."""
+
+    def reply(self) -> ModelEffectsReply:
+        """Return all effects."""
 
 
-def copies_of(loaded: LoadedModel, tokens: int) -> int:
-    """The copies of texts of so many tokens in one pass that is fast."""
-    return max(1, _TOKENS["cuda" if loaded.device.is_cuda else "cpu"] // tokens)
+def measured(effects: MeasuredEffects, copies: int) -> Passes[ModelEffectsReply]:
+    """Measure effects pass by pass, of at most so many copies of the texts."""
+    effects.advance(copies)
+    while not effects.has_ended:
+        yield effects.next_copies(copies)
+        effects.advance(copies)
+    return effects.reply()
 
 
 def check_attends(loaded: LoadedModel, param: str) -> None:
@@ -62,12 +81,6 @@ class MeasuredRuns:
         """The states of the baseline."""
         self._found: dict[str, dict[int, Tensor]] = {"value": {}, "divergence": {}}
         self._seconds = 0.0
-
-    @property
-    def copies(self) -> int:
-        """The number of copies of the texts in one pass that is fast."""
-        inputs = self.checked.inputs
-        return copies_of(self._loaded, max(inputs.predicted.ids.numel(), inputs.text.ids.numel()))
 
     @property
     def sizes(self) -> SweepSizes:

@@ -4,7 +4,6 @@ One pass goes through transformers and this package's attention without leaving 
 """
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ from attention_service.core.problem import Selection
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.answer_parts import BACKWARD, OwnTime, Passes, at_once
 from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.graph_runs import EMBEDDINGS, STATES, GraphRun, GraphRuns, Point, differentiated
 from attention_service.models.answers.objective import objective_of
@@ -72,6 +72,7 @@ class ModelGradients:
         self._selections: dict[LayerKey, Selection] = {
             place.key: bind_selection(request.select, self.checked.bound(place)) for place in self.checked.places
         }
+        self._time = OwnTime()
         self.kernels: dict[str, None] = {}
         """The kernels of the run of ``by_part``."""
         taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | STATES)
@@ -99,11 +100,16 @@ class ModelGradients:
 
     def reply(self, points: int = 1) -> ModelGradientsReply:
         """Run the model and differentiate. ``points``: those of an integrated gradient that are one batch."""
+        return at_once(self.parts(points))
+
+    def parts(self, points: int = 1) -> Passes[ModelGradientsReply]:
+        """Yield between the parts of the reply; see ``reply``."""
         loaded, request, checked = self._loaded, self._request, self.checked
-        started = time.perf_counter()
-        self._runs.name_tokens()
+        self._time = OwnTime()
+        if self._runs.objective.is_open:
+            self._runs.name_tokens()
+            yield from self._time.between(BACKWARD)
         run = self._runs.run()
-        run.asking.started = started
         gradients = differentiated(run)
         fields: dict[str, Any] = {"value": self._array(run.value)}
         if self._runs.objective.ids is not None:
@@ -113,7 +119,7 @@ class ModelGradients:
             fields["answer"] = answer_replies(loaded, checked.inputs, run.answers)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
         if request.integrated is not None:
-            gradient, baseline = self._integrated(embedded, request.integrated, points)
+            gradient, baseline = yield from self._integrated(embedded, request.integrated, points)
             fields["baseline"] = self._array(baseline)
         if embedded.ndim == 4 and isinstance(loaded.reader, EncoderInputs):  # a grid of patches
             embedded, gradient = embedded.flatten(1, 2), gradient.flatten(1, 2)
@@ -122,10 +128,11 @@ class ModelGradients:
         if "embeddings" in request.wrt:
             fields["embeddings"] = self._array(gradient)
         fields["layers"] = [self._of_layer(place, run, gradients) for place in checked.places if self._any_of_layer]
+        run.asking.started = self._time.began
         about = run_fields(loaded, checked, run.asking)
         if request.check:
             del run, gradients
-            fields["check"] = self._checks()
+            fields["check"] = yield from self._checks()
         return valid(ModelGradientsReply, fields | about)
 
     def by_part(self, parts: Sequence[range]) -> Iterator[dict[Point, Tensor]]:
@@ -160,20 +167,20 @@ class ModelGradients:
         arrays = {name: (states if name == "hidden" else array)(x) for name, x in found.items()}
         return valid(LayerGradients, fields | {"gradients": arrays})
 
-    def _integrated(self, embedded: Tensor, steps: int, points: int) -> tuple[Tensor, Tensor]:
+    def _integrated(self, embedded: Tensor, steps: int, points: int) -> Passes[tuple[Tensor, Tensor]]:
         """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.
 
         Gauss's quadrature over the logarithm of the scale of the embeddings, since a norm makes L change by the
         order of magnitude of what it divides.
         """
-        decades, baseline = self._decades(points)
+        decades, baseline = yield from self._decades(points)
         length = decades * math.log(10)
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         scales = np.exp((nodes - 1) / 2 * length)
         shares = torch.from_numpy(weights / 2 * length * scales).to(embedded.device)
         total = torch.zeros_like(embedded)
         for start in range(0, steps, points):
-            checkpoint()
+            yield from self._time.between(BACKWARD * min(points, steps - start))
             some = slice(start, start + points)
             run = self._runs.run(scales=scales[some].tolist())
             [gradient] = pullback([run.value], [run.at[EMBEDDINGS]], [torch.ones_like(run.value)])
@@ -187,15 +194,17 @@ class ModelGradients:
             )
         return total, baseline
 
-    def _decades(self, points: int = 1) -> tuple[int, Tensor]:
+    def _decades(self, points: int) -> Passes[tuple[int, Tensor]]:
         """The number of decades below 1 of the scale of the embeddings in which L comes from that of zeros, and that L.
 
         A norm multiplies small states by 1 / √ε, so each one of a deep model brings the end nearer to zero.
         """
+        yield from self._time.between(1)
         [baseline] = self._values([0.0])
         found = _DECADES[0]
         for start in range(0, len(_DECADES), points):
             some = _DECADES[start : start + points]
+            yield from self._time.between(len(some))
             for decades, value in zip(some, self._values([10.0**-each for each in some]), strict=True):
                 if bool(((value - baseline).abs() > _SAME * baseline.abs().clamp_min(1)).any()):
                     return found, baseline
@@ -214,16 +223,20 @@ class ModelGradients:
 
     # ── check ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _checks(self) -> dict[str, GradientCheck]:
+    def _checks(self) -> Passes[dict[str, GradientCheck]]:
         """Compare gradients with central differences along random directions, all in float64."""
+        yield from self._time.between(BACKWARD)
         with in_float64(self._loaded.model):
             run = self._runs.run()
             gradients = differentiated(run)
             base = {point: x.detach() for point, x in run.at.items()}
             del run
-            return {_name(point): self._check(point, base[point], gradients[point]) for point in base}
+        found = {}
+        for point, x in base.items():
+            found[_name(point)] = yield from self._check(point, x, gradients[point])
+        return found
 
-    def _check(self, point: Point, base: Tensor, gradient: Tensor) -> GradientCheck:
+    def _check(self, point: Point, base: Tensor, gradient: Tensor) -> Passes[GradientCheck]:
         generator = torch.Generator().manual_seed(0)
         errors, sizes = [], [CHECK_FLOOR]
         for _ in range(_DIRECTIONS):
@@ -231,7 +244,7 @@ class ModelGradients:
             direction = direction.masked_fill(~base.isfinite(), 0)
             direction /= direction.norm().clamp_min(1e-300)
             expected = float((gradient * direction).sum())
-            numeric = self._derivative(point, base, direction)
+            numeric = yield from self._derivative(point, base, direction)
             errors.append(abs(expected - numeric))
             sizes += [abs(expected), abs(numeric)]
         worst, largest = max(errors), max(sizes)
@@ -242,15 +255,16 @@ class ModelGradients:
             passed=worst <= TOLERANCE * largest,
         )
 
-    def _derivative(self, point: Point, base: Tensor, direction: Tensor) -> float:
+    def _derivative(self, point: Point, base: Tensor, direction: Tensor) -> Passes[float]:
         """Differentiate L along a direction by central differences, extrapolated until they agree (Ridders 1982)."""
         step = _STEP * max(1.0, float(base[base.isfinite()].norm()))
         row: list[float] = []
         best, smallest = float("nan"), float("inf")
         for _ in range(_ROUNDS):
-            checkpoint()
-            moved = [base + sign * step * direction for sign in (1, -1)]
-            ends = [float(self._runs.run({point: each}, graph=False).value.sum()) for each in moved]
+            yield from self._time.between(2)
+            with in_float64(self._loaded.model):
+                moved = [base + sign * step * direction for sign in (1, -1)]
+                ends = [float(self._runs.run({point: each}, graph=False).value.sum()) for each in moved]
             former, row = row, [(ends[0] - ends[1]) / (2 * step)]
             for order, coarse in enumerate(former, 1):
                 row.append(row[-1] + (row[-1] - coarse) / (_SHRINK ** (2 * order) - 1))

@@ -3,7 +3,7 @@
 from math import ceil, prod
 
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
-from attention_service.models.answers.measured_runs import check_attends, copies_of
+from attention_service.models.answers.measured_runs import check_attends
 from attention_service.models.answers.swept_edits import swept_axes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.costs.pass_memory import SweepSizes
@@ -33,7 +33,7 @@ def sweep_cost(
     depth = sum(1 - shared.first([layer]) / shared.count if shared.count else 1 for layer in begins) / len(begins)
     able = loaded.stacks_texts and loaded.head.unit != "choice"
     texts = SweepSizes(request.batch, request.length, request.length)
-    most = min(edits, copies_of(loaded, request.batch * request.length)) if able else 1
+    most = edits if able else 1
     copies = costs.memory.copies_at_once(texts, most, free_bytes)
     passes = 1 + len(begins) * ceil(edits / len(begins) / copies)
     return SweepCost(

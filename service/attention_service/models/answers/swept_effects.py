@@ -38,12 +38,12 @@ class EffectsOfSweep:
 
     @property
     def copies(self) -> int:
-        """The number of copies of the texts in one pass that is fast."""
+        """The most copies of the texts in one pass."""
         loaded = self._loaded
         alone = self._beside or loaded.head.unit == "choice" or not loaded.stacks_texts
         if alone or not self.runs.checked.repeats:
             return 1
-        return max(1, min(self.runs.copies, len(self._left)))
+        return max(1, len(self._left))
 
     @property
     def sizes(self) -> SweepSizes:

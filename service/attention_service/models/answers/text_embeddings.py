@@ -5,7 +5,7 @@ state of its last token, of length 1.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +53,10 @@ class EmbeddingPlan:
         length = max(map(len, self.rows))
         states += own_scores_bytes(loaded, len(self.rows), length, length)
         return states + vectors + sum(layer.held_bytes for layer in layers)
+
+    def of(self, texts: Sequence[int]) -> "EmbeddingPlan":
+        """The same of some of the texts, by their numbers."""
+        return replace(self, rows=[self.rows[at] for at in texts], left_out=[self.left_out[at] for at in texts])
 
     def pooled(self, states: Tensor, mask: Tensor) -> Tensor:
         """The vectors ``[B, D]`` of states ``[B, L, d_model]``, ``mask [B, L]`` true for real tokens."""

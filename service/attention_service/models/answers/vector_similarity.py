@@ -47,6 +47,11 @@ def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> Simi
         for side in (0, 1)
     ]  # fmt: skip
     plan = EmbeddingPlan(sides[0].settings, [*sides[0].rows, *sides[1].rows], [*sides[0].left_out, *sides[1].left_out])
+    return stacked(loaded, plan)
+
+
+def stacked(loaded: LoadedModel, plan: EmbeddingPlan) -> SimilarityPlan:
+    """The plan of pairs as one batch."""
     return SimilarityPlan(plan, loaded.reader.batch([Tokens(ids, [None] * len(ids)) for ids in plan.rows]))
 
 

@@ -29,6 +29,10 @@ _COPIES: Final = 2
 """Times that a reply is in memory, if it goes through the pipe: in the model's process and in the server's."""
 _OF_POINTS: Final = 2**29
 """Bytes that texts, or points of an integrated gradient, which are one batch may take; more would hardly be faster."""
+_PART_TOKENS: Final = {"cpu": 2048, "cuda": 32_768}
+"""Tokens of the copies of a text that are one part of a question, by device; of more it would hardly be faster."""
+_PART_FLOPS: Final = {"cpu": 2 * 10**10, "cuda": 10**13}
+"""Operations of such a part, which take some tenths of a second: then others have their turns."""
 _LOGS: Final = 4 * 8
 """Bytes for each logit of a prediction that is compared with another in float64."""
 _ROWS: Final = 64
@@ -85,12 +89,23 @@ class PassMemory:
         rows = 1 if self._sizes.rows_alone else length
         length = keys if self._loaded.reader.pairs else length
         of_one = self._pass_bytes(batch, length, keys, rows) + self._graph_bytes(batch, length, keys)
-        return max(1, min(steps, min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
+        return max(1, min(steps, self.in_part(batch * keys, 3), min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
+
+    def in_part(self, tokens: int, times: int = 1) -> int:
+        """Return the copies of a text of so many tokens that are one part of a question; each is run ``times`` times.
+
+        The numbers of a reply depend on it, so it depends on nothing that is measured.
+        """
+        device = "cuda" if self._loaded.device.is_cuda else "cpu"
+        tokens = max(1, times * tokens)
+        operations = 2 * tokens * max(1, self._sizes.matrices + self._sizes.head)
+        return max(1, min(_PART_TOKENS[device] // tokens, _PART_FLOPS[device] // operations))
 
     def copies_at_once(self, sizes: "SweepSizes", most: int, free_bytes: int) -> int:
         """Return the copies of texts that one pass of a sweep of edits has, with so many bytes of memory free."""
         one = self.sweep_bytes(sizes, 1)
         of_copy = self.sweep_bytes(sizes, 2) - one
+        most = min(most, self.in_part(sizes.batch * max(sizes.length, sizes.keys)))
         return max(1, min(most, 1 + (min(free_bytes // 4, _OF_POINTS) - one) // max(1, of_copy)))
 
     def sweep_bytes(self, sizes: "SweepSizes", copies: int) -> int:
@@ -153,11 +168,11 @@ class PassMemory:
     def texts_at_once(self, texts: int, length: int, rows: int, free_bytes: int) -> int:
         """Return the texts of so many that are one pass, with so many bytes of memory free."""
         of_one = self.rows_bytes(1, length, rows)
-        return max(1, min(texts, min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
+        return max(1, min(texts, self.in_part(length), min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
 
     def jacobian_rows(self, length: int, free_bytes: int) -> int:
         """Return the rows of a Jacobian that are differentiated at once: copies of a text of so many tokens."""
-        count = _ROWS
+        count = min(_ROWS, self.in_part(length, 3))
         while count > 1 and self.graph_bytes(count, length) > min(free_bytes // 4, _OF_POINTS):
             count //= 2
         return count

@@ -42,6 +42,8 @@ Emit = Callable[[list[Json]], None]
 """Takes the objects of a step, in the order in which they are sent."""
 _OF_SETTINGS: Final = ValueError, TypeError, LookupError, AttributeError, RuntimeError
 """The errors of ``generate`` for settings that it refuses."""
+_PASS: Final = 64
+"""Tokens of a prompt that a pass over fewer of them takes as long as."""
 _SENDING_S: Final = 0.1
 """Seconds before the caller's deadline at which a generation ends, so that its answer comes in time."""
 
@@ -96,10 +98,6 @@ class Generation:
         self._adapter = self._loaded.adapters.active
         if began := self._objects.begin():
             emit(began)
-        if plan.sampling.new_tokens == 0:
-            while self._unread:
-                checkpoint()
-                self._echo(*self._unread.pop(0))
 
     # ── its turns ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -113,6 +111,16 @@ class Generation:
     def has_ended(self) -> bool:
         """True once every choice has its text."""
         return not (self._unread or self._reading or self.texts)
+
+    @property
+    def echoes_alone(self) -> bool:
+        """True if its answer is its prompts, without a token behind them."""
+        return self._plan.sampling.new_tokens == 0
+
+    def echo_next(self) -> None:
+        """Begin the choices of the next prompt with it, which ends them."""
+        checkpoint()
+        self._echo(*self._unread.pop(0))
 
     def begin_reading(self) -> RunningText:
         """Return the text whose prompt is to be read next. Raises InvalidCheckpoint."""
@@ -281,10 +289,11 @@ class Generation:
 def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int) -> dict[int, Exception]:
     """Read prompts, or parts of them, up to so many tokens. Returns the faults by the place of a generation."""
     faults: dict[int, Exception] = {}
+    most = _echo_alone(generations, most, faults)
     while most > 0:
         texts: dict[int, RunningText] = {}
         for at, each in enumerate(generations):
-            if each.unread and at not in faults:
+            if each.unread and not each.echoes_alone and at not in faults:
                 try:
                     texts[at] = each.within.run(each.begin_reading)
                 except Exception as fault:
@@ -293,7 +302,7 @@ def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int)
             break
         first = generations[next(iter(texts))]
         steps, count = first.within.run(decoder.read_some, list(texts.values()))
-        most -= count
+        most -= max(_PASS, count)
         for at, text in texts.items():
             for step in steps:
                 if step.text is text:
@@ -302,6 +311,19 @@ def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int)
                     except Exception as fault:
                         faults[at] = fault
     return faults
+
+
+def _echo_alone(generations: Sequence[Generation], most: int, faults: dict[int, Exception]) -> int:
+    """Answer prompts that get no token, up to so many tokens of them. Returns how many tokens may still be read."""
+    for at, each in enumerate(generations):
+        while most > 0 and each.echoes_alone and each.unread and at not in faults:
+            before = each.unread
+            try:
+                each.within.run(each.echo_next)
+            except Exception as fault:
+                faults[at] = fault
+            most -= max(_PASS, before - each.unread)
+    return most
 
 
 def decode(decoder: Decoder, generations: Sequence[Generation]) -> dict[int, Exception]:

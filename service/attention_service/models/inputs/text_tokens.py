@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,6 +30,7 @@ from attention_service.models.inputs.conversations import (
     write_conversation,
 )
 from attention_service.models.inputs.input_stacks import Stack, Tokens, parted_answer
+from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.model_limits import max_length, positions_behind_padding, vocabulary_size
 from attention_service.models.inputs.patch_grids import patch_labels
 
@@ -197,8 +199,17 @@ class TextReader:
         """
         if self.tokenizer is None:
             raise InvalidRequest.at(param, f"{self.no_tokenizer}; send tokens")
-        fast = bool(self.tokenizer.is_fast)
-        found = self.tokenizer(
+        read = partial(self._tokenized, self.tokenizer, text, param, pair, special=special, limit=limit)
+        return read_beside((param, text, pair, special, limit), len(text) + len(pair or ""), read)
+
+    def _tokenized(
+        self, tokenizer: PreTrainedTokenizerBase, text: str, param: str, pair: str | None, *, special: bool,
+        limit: int | None,
+    ) -> Tokens:  # fmt: skip
+        fast = bool(tokenizer.is_fast)
+        if limit is not None and fast and pair is None and special:
+            return _cut(tokenizer, text, limit)
+        found = tokenizer(
             text, pair, add_special_tokens=special, return_offsets_mapping=fast, truncation=limit is not None,
             max_length=limit,
         )  # fmt: skip
@@ -271,6 +282,17 @@ class ReadableTokens:
         if byte := _BYTE.fullmatch(token):
             return _as_text(bytes.fromhex(byte[1]))
         return token.replace("▁", " ")
+
+
+def _cut(tokenizer: Any, text: str, limit: int) -> Tokens:
+    """The first tokens of a text, with those that the tokenizer adds.
+
+    Its own truncation is a setting of the tokenizer, which could not be written while a thread reads another text.
+    """
+    encoding = tokenizer(text, add_special_tokens=False).encodings[0]
+    encoding.truncate(max(0, limit - tokenizer.num_special_tokens_to_add()), direction=tokenizer.truncation_side)
+    found = tokenizer.backend_tokenizer.post_process(encoding)
+    return Tokens(found.ids, [(a, b) if a < b else None for a, b in found.offsets])
 
 
 def _as_text(raw: bytes) -> str:

@@ -15,7 +15,7 @@ from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation import Generation
 from attention_service.models.generation.generation_plan import GenerationPlan, plan_generation
 from attention_service.models.generation.sampling import Sampling
-from attention_service.models.process.served import Answer, Facts, PricedRun
+from attention_service.models.process.served import Answer, Facts, Parts, PricedRun
 
 Then = Callable[[ContextPlan], PricedRun]
 """The work that follows an answer."""
@@ -64,15 +64,13 @@ def _text_of(
     return text, ends if text else []
 
 
-def staged(run: ContextRun, index: int = 0) -> PricedRun:
-    """The work of one stage, and then of those after it."""
-    stage = run.stages[index]
+def of_context(run: ContextRun) -> PricedRun:
+    """The work of a request whose answer is given."""
 
-    def work() -> Answer | PricedRun:
-        run.advance(stage)
-        return Answer(run.reply()) if index + 1 == len(run.stages) else staged(run, index + 1)
+    def parts() -> Parts:
+        return Answer((yield from run.parts()))
 
-    return PricedRun(max(each.peak_bytes for each in run.stages), work, stage.seconds(run.pace))
+    return PricedRun(max(each.peak_bytes for each in run.stages), parts, run.seconds(run.stages[0]))
 
 
 def generating(

@@ -19,6 +19,7 @@ from attention_contract.schemas.openai_api.transcriptions import TranscriptionRe
 from attention_contract.schemas.prompts import AudioBytes, ImageBytes, ModelInput, images_in, sounds_in
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.wire import JSON, from_body
+from attention_service.models.answers.answer_parts import BACKWARD, Passes
 from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
@@ -29,6 +30,7 @@ from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.lenses.residual_stream import ResidualStream, find_stream
+from attention_service.models.answers.measured_runs import measured
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
@@ -44,9 +46,10 @@ from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.answers.sweep_cost import sweep_cost
 from attention_service.models.answers.swept_effects import EffectsOfSweep
-from attention_service.models.answers.text_embeddings import embed, plan_embedding
+from attention_service.models.answers.text_embeddings import plan_embedding
 from attention_service.models.answers.tokenized_inputs import tokenize, tokenizing_bytes
-from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
+from attention_service.models.answers.vector_parts import embeddings, similarities
+from attention_service.models.answers.vector_similarity import plan_similarity
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation
@@ -57,15 +60,13 @@ from attention_service.models.generation.transcription_plan import plan_transcri
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
-from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.answered_contexts import generating, staged
-from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.adapted_work import with_adapter
+from attention_service.models.process.answered_contexts import generating, of_context
+from attention_service.models.process.reply_writing import lines_of
+from attention_service.models.process.served import Answer, Emit, Facts, Parts, PricedRun
 
-_CHECKS: Final = 64
-"""Passes that central differences take."""
 RequestT = TypeVar("RequestT", bound=WireModel)
 
 
@@ -93,11 +94,8 @@ class ModelOperations:
             checked, points = gradients.checked, 1
             if request.integrated is not None and gradients.joins:
                 points = self.costs.memory.points_at_once(checked, request.integrated, facts["free_bytes"])
-            passes = 3 * (request.integrated or 1) * (_CHECKS if request.check else 1)
-            return PricedRun(
-                self.costs.memory.needed_bytes(checked, request, points), lambda: Answer(gradients.reply(points)),
-                self.costs.silent_seconds(checked, passes),
-            )  # fmt: skip
+            need = self.costs.memory.needed_bytes(checked, request, points)
+            return self._in_parts(checked, need, partial(gradients.parts, points), BACKWARD)
 
         return self._after_decoding(request, work)
 
@@ -124,14 +122,7 @@ class ModelOperations:
         need = self.costs.memory.sweep_bytes(sizes, copies) + self.costs.memory.image_bytes(checked.inputs.media)
         need += self.loaded.reader.front_bytes(checked.inputs.arguments)
 
-        def advance() -> Answer | PricedRun:
-            effects.advance(copies)
-            return Answer(effects.reply()) if effects.has_ended else one_pass()
-
-        def one_pass() -> PricedRun:
-            return PricedRun(need, advance, self.costs.silent_seconds(checked, effects.next_copies(copies)))
-
-        return one_pass()
+        return self._in_parts(checked, need, partial(measured, effects, copies), effects.next_copies(copies))
 
     def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
@@ -196,11 +187,12 @@ class ModelOperations:
         free_bytes = facts["free_bytes"]
         plan = plan_context(self.loaded, request)
         if plan.answers:
-            return staged(ContextRun(self.loaded, self.costs, request, plan, free_bytes))
+            return of_context(ContextRun(self.loaded, self.costs, request, plan, free_bytes))
 
         def then(answered: ContextPlan) -> PricedRun:
             run = ContextRun(self.loaded, self.costs, request, answered, free_bytes)
-            return staged(run) if adapter is None else with_adapter(self.loaded, adapter, lambda: staged(run))
+            work = partial(of_context, run)
+            return work() if adapter is None else with_adapter(self.loaded, adapter, work)
 
         return generating(self.decoder, self.costs, request, plan, facts, then)
 
@@ -211,9 +203,7 @@ class ModelOperations:
         def work() -> PricedRun:
             plan = plan_lens(self.loaded, request, self._residual_stream(), file)
             need = self.costs.memory.needed_bytes(plan.checked, request) + plan.cost.peak_bytes
-            return PricedRun(
-                need, lambda: Answer(LensRun(self.loaded, plan).reply()), self.costs.silent_seconds(plan.checked, 2)
-            )
+            return self._in_parts(plan.checked, need, lambda: LensRun(self.loaded, plan).parts(), 1)
 
         if self._stream is None and not request.all_images and not request.audio:
             return PricedRun(self.costs.memory.short_bytes, work)
@@ -245,12 +235,10 @@ class ModelOperations:
             work = partial(self._of_pair, request)
             return PricedRun(image_bytes(self.loaded, request), work) if images_of(request) else work()
         planned = plan_similarity(self.loaded, request)
-        need = planned.plan.needed_bytes(self.loaded)
-        if request.gradients:
-            need += self.costs.memory.graph_bytes(*planned.stack.ids.shape)
-        texts, length = planned.stack.ids.shape
-        seconds = self.costs.seconds_of(texts, length, 3 if request.gradients else 1)
-        return PricedRun(need, lambda: Answer(similarity_reply(self.loaded, request, planned)), seconds)
+        need, (texts, length) = planned.plan.needed_bytes(self.loaded), planned.stack.ids.shape
+        need += self.costs.memory.graph_bytes(texts, length) if request.gradients else 0
+        answer = partial(similarities, self.loaded, self.costs.memory, request, planned)
+        return self._of_texts(need, answer, texts, length, BACKWARD if request.gradients else 1)
 
     def _of_pair(self, request: TextSimilarityRequest) -> PricedRun:
         planned = plan_pair_similarity(self.loaded, request)
@@ -260,8 +248,8 @@ class ModelOperations:
     def _embed(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(EmbeddingRequest, body)
         plan = plan_embedding(self.loaded, request)
-        seconds = self.costs.seconds_of(len(plan.rows), max(map(len, plan.rows)))
-        return PricedRun(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)), seconds)
+        answer = partial(embeddings, self.loaded, self.costs.memory, request, plan)
+        return self._of_texts(plan.needed_bytes(self.loaded), answer, len(plan.rows), max(map(len, plan.rows)))
 
     def _adapt(self, *_: object) -> PricedRun:
         return PricedRun(0, Answer)  # its adapter is loaded by now
@@ -304,6 +292,27 @@ class ModelOperations:
             return PricedRun(sound_bytes(sounds, reader.rate), work)
         return PricedRun(decoding_bytes(images, reader.edge), work) if images else work()
 
+    def _in_parts(
+        self, checked: CheckedRequest, need: int, answer: Callable[[], Passes[WireModel]], passes: int
+    ) -> PricedRun:
+        """The work of an answer in parts, the first of which takes so many passes over the input."""
+
+        def parts() -> Parts:
+            return (yield from _timed(answer(), partial(self.costs.silent_seconds, checked)))
+
+        return PricedRun(need, parts, self.costs.silent_seconds(checked, passes))
+
+    def _of_texts(
+        self, need: int, answer: Callable[[], Passes[WireModel]], texts: int, length: int, passes: int = 1
+    ) -> PricedRun:
+        """The work of an answer of many texts of at most so many tokens, some of them at a time."""
+
+        def parts() -> Parts:
+            return (yield from _timed(answer(), lambda passes: self.costs.seconds_of(1, length, passes)))
+
+        first = min(texts, self.costs.memory.in_part(length, passes))
+        return PricedRun(need, parts, self.costs.seconds_of(first, length, passes))
+
     def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, CheckedRequest], WireModel]) -> PricedRun:
         """The work of a question about an input, whose recording the model has afterwards."""
 
@@ -326,16 +335,14 @@ class ModelOperations:
         return self._after_decoding(request, work)
 
 
-def with_adapter(loaded: LoadedModel, adapter: Adapter, call: Callable[[], PricedRun]) -> PricedRun:
-    """The work of a request whose passes have an adapter."""
-
-    def within(run: Callable[[], Any]) -> Any:
-        with loaded.adapters.using(adapter):
-            found = run()
-        return found._replace(run=partial(within, found.run)) if isinstance(found, PricedRun) else found
-
-    work: PricedRun = within(call)
-    return work
+def _timed(answer: Passes[WireModel], seconds: Callable[[int], float]) -> Parts:
+    """An answer in parts, with the time of each in place of its passes."""
+    while True:
+        try:
+            passes = next(answer)
+        except StopIteration as end:
+            return Answer(end.value)
+        yield seconds(passes)
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:

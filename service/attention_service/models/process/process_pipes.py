@@ -53,6 +53,10 @@ class ProcessPipes:
                 found.append(self._inbox.get_nowait())
         return found
 
+    def post(self, message: Message) -> None:
+        """Add a message of the process itself to those that arrive."""
+        self._inbox.put(message)
+
     def cancellation(self, request: int) -> Cancellation:
         """The flag of a request that has not ended."""
         return self._cancellations[request]

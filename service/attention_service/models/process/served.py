@@ -1,6 +1,6 @@
 """A loaded model as the loop of its process uses it: requests that are checked and priced, runs, and answers."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -36,15 +36,26 @@ class Running(Protocol):
         """End before its end."""
 
 
+Parts = Generator[float, None, "Answer | PricedRun"]
+"""A question that takes more than a pass or two. Between its parts, others have their turns.
+
+Each part but the last yields the time for which the process will be silent in the next one, as ``PricedRun.seconds``.
+What holds for a part alone, such as hooks in the model, ends with it.
+"""
+
+
 class PricedRun(NamedTuple):
     """A request that was checked, and has allocated nothing."""
 
     needed_bytes: int
     """Estimate of the memory that it takes besides the model."""
-    run: Callable[[], "Answer | PricedRun | Running"]
+    run: Callable[[], "Answer | PricedRun | Running | Parts"]
     """Returns work if the request can be checked only now, as one with images that had to be decoded."""
     seconds: float = 0.0
-    """Estimate of the time for which the process will be silent; of a generation, in a pass over its whole text."""
+    """Estimate of the time for which the process will be silent in the first part; 0 if that is short.
+
+    Of a generation, in a pass over its whole text.
+    """
     generates: bool = False
     """True if it only begins a generation, and takes no pass."""
     group: Hashable = None

@@ -14,8 +14,9 @@ from attention_service.models.generation.generation import Generation, decode, r
 from attention_service.models.loaded.adapters import needed_bytes
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
+from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import AnswerGeneration
-from attention_service.models.process.model_operations import OPERATIONS, ModelOperations, with_adapter
+from attention_service.models.process.model_operations import OPERATIONS, ModelOperations
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL

@@ -1,6 +1,6 @@
 """A queue in which several callers get equal shares, so that nobody waits for all of another's requests."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 _REMEMBERED: Final = 1024
@@ -71,10 +71,17 @@ class FairQueue(Generic[ItemT]):
 
     def first(self, barred: Container[str] = ()) -> ItemT:
         """Return the request that is next. There must be one of a caller who is not ``barred``."""
+        return next(iter(self.line(barred)))
+
+    def line(self, barred: Container[str] = ()) -> Iterable[ItemT]:
+        """Return all requests of the caller who is next, in the order of their arrival."""
         one = len(self._lines) == 1
         lines = [name for name in self._lines if name not in barred] if barred else self._lines
-        caller = next(iter(lines)) if one else min(lines, key=self._tags.__getitem__)
-        return next(iter(self._lines[caller]))
+        return self._lines[next(iter(lines)) if one else min(lines, key=self._tags.__getitem__)]
+
+    def used(self, callers: Iterable[str]) -> float:
+        """Return what those of these callers used who used the least, as ``use`` counts it."""
+        return min(self._tags.get(name, self._now) for name in callers)
 
     def by_share(self) -> list[ItemT]:
         """All that wait, those of the caller first who is next."""
@@ -83,9 +90,13 @@ class FairQueue(Generic[ItemT]):
 
     def use(self, item: ItemT, amount: float) -> None:
         """Note how much of the resource a request has used, which may go on waiting."""
-        tag = self._tags.get(item.caller, self._now)
+        self.use_of(item.caller, amount)
+
+    def use_of(self, caller: str, amount: float) -> None:
+        """Note how much of the resource a caller has used."""
+        tag = self._tags.get(caller, self._now)
         self._now = max(self._now, tag)
-        self._tags[item.caller] = tag + amount
+        self._tags[caller] = tag + amount
         if len(self._tags) > _REMEMBERED:
             waits = self._lines.keys()
             self._tags = {name: tag for name, tag in self._tags.items() if tag > self._now or name in waits}
@@ -94,6 +105,11 @@ class FairQueue(Generic[ItemT]):
         """Take out a request that begins, and note how much of the resource it needs."""
         self.use(item, amount)
         self.remove(item)
+
+    def discard(self, item: ItemT) -> None:
+        """Take out a request if it waits."""
+        if item in self:
+            self.remove(item)
 
     def remove(self, item: ItemT) -> None:
         """Take out a request that ends before it began."""

@@ -121,7 +121,8 @@ def test_what_all_components_send_sums_to_the_states():
     model, stream, plain = served("gpt2")
     fields = {"tokens": IDS, "from": {"parts": ["heads", "mlps", "embeddings"], "tokens": OTHER}}
     effects = EffectsOfPaths(model, validate(ModelEffectsRequest, fields), stream)
-    effects.advance(1)
+    while effects.changes is None:
+        effects.advance(1)
     total = sum(effects.changes.of(sender) for sender in effects.ends.senders)
     states = []
     handle = plain.layers[-1].register_forward_hook(lambda _, __, output: states.append(output))

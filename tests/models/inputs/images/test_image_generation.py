@@ -17,7 +17,7 @@ from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, generate, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.inputs.conversations import ChatForm
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
 SAMPLED = {"temperature": 0.9, "seed": 4, "n": 3}

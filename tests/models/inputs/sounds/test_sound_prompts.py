@@ -23,7 +23,7 @@ from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.transcription_plan import plan_transcription
 from attention_service.models.loaded.checked_request import check_request
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 TEXT = "what is heard ?"
 LONG = [kind for kind, (*_, settings) in READS.items() if settings]

@@ -39,7 +39,7 @@ from attention_service.models.generation import transcription_plan
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.transcription_plan import plan_transcription
-from attention_service.models.process.turns import lines_of
+from attention_service.models.process.reply_writing import lines_of
 
 HEARD = [BEGIN, *[AUDIO] * TOKENS]
 SOUND = {"type": "audio"}

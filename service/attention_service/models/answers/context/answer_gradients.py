@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.schemas.model_requests import ModelGradientsRequest
+from attention_service.models.answers.answer_parts import BACKWARD, Passes
 from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.answers.graph_runs import EMBEDDINGS
 from attention_service.models.answers.model_gradients import ModelGradients
@@ -31,13 +32,17 @@ class AnswerGradients(NamedTuple):
     kernels: dict[str, None]
 
 
-def answer_gradients(loaded: LoadedModel, plan: ContextPlan, heads: int) -> AnswerGradients:
-    """Differentiate the log-probability of each sentence; ``heads``: the number of heads to name."""
+def answer_gradients(loaded: LoadedModel, plan: ContextPlan, heads: int) -> Passes[AnswerGradients]:
+    """Differentiate the log-probability of each sentence; ``heads``: the number of heads to name.
+
+    Yields between the pass and the gradient of each sentence.
+    """
     request = ModelGradientsRequest(tokens=[0], by_head=heads > 0)
     gradients = ModelGradients(loaded, request, plan.checked)
     columns: list[Tensor] = []
     effects: dict[LayerKey, Tensor] = {}
     for found in gradients.by_part([each.tokens for each in plan.sentences]):
+        yield BACKWARD
         by_token = found.pop(EMBEDDINGS).sum(-1)[0]  # [L]
         columns.append(torch.stack([by_token[each.tokens.start : each.tokens.stop].sum() for each in plan.sources]))
         for (layer, _), product in found.items():

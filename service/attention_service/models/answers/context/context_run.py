@@ -1,7 +1,7 @@
-"""A request for the sources of an answer as it runs: one pass a turn, so that other requests run between."""
+"""A request for the sources of an answer as it runs, a pass at a time, so that other requests run between."""
 
-import time
-from typing import Any
+from collections.abc import Generator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from attention_contract.schemas.analyses.context import (
     SourcePlace,
 )
 from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.answer_parts import OwnTime, Passes
 from attention_service.models.answers.context.answer_gradients import AnswerGradients, answer_gradients
 from attention_service.models.answers.context.context_ablation import (
     hidden_logs,
@@ -31,6 +32,8 @@ from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass
+
+T = TypeVar("T")
 
 
 class ContextRun:
@@ -50,28 +53,48 @@ class ContextRun:
         self._without: dict[str, dict[int, Tensor]] = {"hidden": {}, "removed": {}}
         """``[A]`` without a source, by its index."""
 
-    @property
-    def pace(self) -> float:
-        """The time of passes as a multiple of the prediction."""
-        return self._costs.pace.factor
+    def seconds(self, stage: Stage) -> float:
+        """The time for which the process may be silent in the first part of a stage."""
+        return stage.seconds(self._costs.pace.factor)
 
-    def advance(self, stage: Stage) -> None:
-        """Run one stage."""
-        started = time.perf_counter()
+    def parts(self) -> Generator[float, None, ContextReply]:
+        """Run the stages one after the other, the gradients of sentence after sentence. Yields the time of the next."""
+        for stage in self.stages:
+            if stage is not self.stages[0]:
+                yield self.seconds(stage)
+            time = OwnTime()
+            if stage.measure == "gradient":
+                gradients = answer_gradients(self._loaded, self._plan, self._request.heads)
+                self._gradients = yield from self._paused(gradients, time, self.seconds(stage))
+                self._kernels |= self._gradients.kernels
+            else:
+                self._advance(stage)
+            took_ms = time.took_ms
+            self._compute_ms += took_ms
+            self._costs.pace.note(stage.predicted_ms, took_ms)
+        return self._reply()
+
+    def _paused(self, parts: Passes[T], time: OwnTime, seconds: float) -> Generator[float, None, T]:
+        """Run a stage in parts, each of which may take so long."""
+        while True:
+            try:
+                passes = next(parts)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            for _ in time.between(passes):
+                yield seconds
+
+    def _advance(self, stage: Stage) -> None:
+        """Run a stage that is one pass."""
         asking = AttentionPass({})
-        if stage.measure == "gradient":
-            self._gradients = answer_gradients(self._loaded, self._plan, self._request.heads)
-            self._kernels |= self._gradients.kernels
-        elif stage.measure == "attention":
+        if stage.measure == "attention":
             asking = self._attention = self._attend()
         else:
             logs = hidden_logs if stage.measure == "hidden" else removed_logs
             found = logs(self._loaded, self._plan, stage.sources, asking)
             self._without[stage.measure] |= dict(zip(stage.sources, found, strict=True))
         self._kernels |= asking.kernels
-        took_ms = 1e3 * (time.perf_counter() - started)
-        self._compute_ms += took_ms
-        self._costs.pace.note(stage.predicted_ms, took_ms)
 
     @torch.no_grad()
     def _attend(self) -> ContextAttention:
@@ -87,7 +110,7 @@ class ContextRun:
         self._logs = sentence_logs(plan, logs)
         return looks
 
-    def reply(self) -> ContextReply:
+    def _reply(self) -> ContextReply:
         """Return what was found."""
         plan, wanted, looks = self._plan, self._request.return_, self._attention
         answers = plan.answers

@@ -21,8 +21,8 @@ from attention_contract.schemas.analyses.lenses import (
     LensTop,
     ModelLensReply,
 )
-from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import to_numpy, wide
+from attention_service.models.answers.answer_parts import OwnTime, Passes, at_once
 from attention_service.models.answers.lenses.lens_plan import LensPlan
 from attention_service.models.answers.lenses.residual_stream import Branch, Unembedding
 from attention_service.models.inputs.prediction_head import rows_at
@@ -53,20 +53,27 @@ class LensRun:
         self._loaded, self._plan = loaded, plan
         self._stream, self._request = plan.stream, plan.request
         self._asking = AttentionPass(_edits(loaded, plan.checked))
-        self._states = _States()
+        self._states, self._time = _States(), OwnTime()
         self._names: set[int] = {*plan.targets}
         self._targets = torch.tensor(plan.targets, dtype=torch.int64, device=loaded.model.device)
         self._parts: dict[LayerKey, tuple[Tensor, Tensor | None]] = {}
         """The states that each attention adds ``[B, P, d]``, and that each of its heads adds ``[B, H, P, d]``."""
 
-    @torch.no_grad()
     def reply(self) -> ModelLensReply:
         """Run the model and read its states."""
+        return at_once(self.parts())
+
+    @torch.no_grad()
+    def parts(self) -> Passes[ModelLensReply]:
+        """Yield between the parts of the reply: the pass, and the readings of some states each."""
         loaded, plan = self._loaded, self._plan
         arguments = plan.checked.inputs.arguments
         with LayerStates(loaded.all_places, self._asking).reading((), output=False, hidden=False), self._holding():
             loaded.run(arguments, self._asking, logits=torch.tensor([0]))
-        fields: dict[str, Any] = {"layers": [self._layer(place) for place in plan.checked.places]}
+        layers = dict[int, LayerLens]()
+        for number, place in enumerate(plan.checked.places):
+            layers[number] = yield from self._layer(place)
+        fields: dict[str, Any] = {"layers": [*layers.values()]}
         if plan.tells_rest:
             fields |= self._rest()
         several = plan.checked.inputs.several
@@ -77,6 +84,7 @@ class LensRun:
             "targets": plan.targets,
             "names": self._named(),
         }
+        self._asking.started = self._time.began
         return valid(ModelLensReply, fields | run_fields(loaded, plan.checked, self._asking))
 
     def _named(self) -> dict[str, str]:
@@ -122,21 +130,21 @@ class LensRun:
 
     # ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _layer(self, place: AttentionPlace) -> LayerLens:
+    def _layer(self, place: AttentionPlace) -> Passes[LayerLens]:
         fields: dict[str, Any] = {"layer": place.key}
         for part in self._plan.of:
-            checkpoint()
-            fields[part] = self._hidden_reading(place) if part == "hidden" else self._part_reading(place, part)
+            reading = self._hidden_reading(place) if part == "hidden" else self._part_reading(place, part)
+            fields[part] = yield from reading
         return valid(LayerLens, fields)
 
-    def _hidden_reading(self, place: AttentionPlace) -> LensReading:
+    def _hidden_reading(self, place: AttentionPlace) -> Passes[LensReading]:
         """The logits of the states behind a layer."""
         state = self._hidden.pop(place.key)
         if (matrix := self._jacobian(place)) is not None:
             state = (wide(state) @ matrix.T).to(state.dtype)
         return self._reading(state.flatten(0, 1), state.shape[:2], self._stream.readout.logits, shares=True)
 
-    def _part_reading(self, place: AttentionPlace, part: LensPart) -> LensReading:
+    def _part_reading(self, place: AttentionPlace, part: LensPart) -> Passes[LensReading]:
         """The contributions of an attention, or of each of its heads, to the logits."""
         output, heads = self._parts_of(place)
         matrix, scale, state = self._jacobian(place), self._scale(place), output
@@ -154,13 +162,13 @@ class LensRun:
 
     def _reading(
         self, rows: Tensor, shape: torch.Size, logits: Callable[[Tensor], Tensor], *, shares: bool
-    ) -> LensReading:
+    ) -> Passes[LensReading]:
         """The largest logits of states ``[N, …]``, and those of the targets; ``shape``: the dimensions that N has."""
         at_once, k = self._stream.readout.rows, min(self._request.top_k, self._loaded.reader.predictable)
         targets: list[Tensor] = []
         found: list[Sequence[Tensor]] = []
         for start in range(0, len(rows), at_once):
-            checkpoint()
+            yield from self._time.between(1)
             made = logits(rows[start : start + at_once])
             targets.append(made[:, self._targets])
             best = made.topk(k)

@@ -5,7 +5,6 @@ from math import ceil
 
 from attention_contract.schemas.analyses.model_paths import PathReceivers
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
-from attention_service.models.answers.measured_runs import copies_of
 from attention_service.models.answers.paths.path_ends import PathEnds, path_ends
 from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.costs.model_costs import ModelCosts
@@ -38,7 +37,7 @@ def path_cost(
     runs = 1 if senders.text is None and senders.tokens is None else 2
     texts = sizes_of_paths(loaded, ends, SweepSizes(request.batch, request.length, request.length), runs)
     paths, count = ends.paths, loaded.shared_layers.count
-    most = min(len(paths), copies_of(loaded, request.batch * request.length))
+    most = len(paths)
     copies = costs.memory.copies_at_once(texts, most, free_bytes)
     two, one = (costs.rows_cost(request.batch, request.length, rows).flops for rows in (2, 1))
     head = two - one  # of one row of logits

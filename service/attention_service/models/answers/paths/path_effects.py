@@ -59,7 +59,9 @@ class EffectsOfPaths:
         self._held = {each.layer: each.attention for each in self.ends.receivers if each.end.part == "mlps"}
         """The attentions of the layers that are ends, by their place in the stack."""
         self.changes: SentChanges | None = None
-        """The changes of what the beginnings send, once the baseline is measured."""
+        """The changes of what the beginnings send, once the baseline, and the states in place of its, are measured."""
+        self._clean: SentStates | None = None
+        """What the beginnings send in the baseline."""
 
     @property
     def sizes(self) -> SweepSizes:
@@ -73,25 +75,27 @@ class EffectsOfPaths:
 
     @property
     def copies(self) -> int:
-        """The number of copies of the texts in one pass that is fast."""
-        return max(1, min(self.runs.copies, len(self._left)))
+        """The most copies of the texts in one pass."""
+        return max(1, len(self._left))
 
     @property
     def has_ended(self) -> bool:
         """True once every path is tried."""
-        return self.runs.has_baseline and not self._left
+        return self.changes is not None and not self._left
 
     def next_copies(self, copies: int) -> int:
         """The number of copies of the texts that ``advance`` runs next, in two passes for queries, keys and values."""
-        return 2 * len(self._next(copies)) if self.runs.has_baseline else 2 + self._texts
+        return 2 if self.changes is None else 2 * len(self._next(copies))
 
     @torch.no_grad()
     def advance(self, copies: int) -> None:
-        """Measure the baseline, or the paths of one further pass of at most so many copies."""
+        """Measure the baseline, what is sent in its place, or the paths of one further pass of so many copies."""
         checkpoint()
         with self.runs.timed():
-            if self.changes is None:
-                self.changes = self._measure_baseline()
+            if self._clean is None:
+                self._measure_baseline()
+            elif self.changes is None:
+                self._measure_reference(self._clean)
             else:
                 self._measure(self._next(copies), self.changes)
 
@@ -103,17 +107,20 @@ class EffectsOfPaths:
 
     # ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _measure_baseline(self) -> SentChanges:
-        """Run the texts, and those whose states are sent in place of theirs."""
-        senders, inputs = self.ends.senders, self.runs.checked.inputs
-        with sending(self._stream, senders, [*self._held.values()]) as clean:
+    def _measure_baseline(self) -> None:
+        """Run the texts."""
+        with sending(self._stream, self.ends.senders, [*self._held.values()]) as clean:
             self.runs.measure_baseline(AttentionPass({}))
+        self._clean = clean
         if self._reference is None:
-            return SentChanges(self._stream, clean, self._sends, inputs.predicted.mask)
-        checkpoint()
-        with sending(self._stream, senders, ()) as other:
-            self._loaded.run(self._reference.arguments, AttentionPass({}), logits=_FIRST_LOGITS)
-        return SentChanges(self._stream, clean, other, inputs.predicted.mask)
+            self.changes = SentChanges(self._stream, clean, self._sends, self.runs.checked.inputs.predicted.mask)
+
+    def _measure_reference(self, clean: SentStates) -> None:
+        """Run the text whose states are sent."""
+        arguments = {} if self._reference is None else self._reference.arguments
+        with sending(self._stream, self.ends.senders, ()) as other:
+            self._loaded.run(arguments, AttentionPass({}), logits=_FIRST_LOGITS)
+        self.changes = SentChanges(self._stream, clean, other, self.runs.checked.inputs.predicted.mask)
 
     def _next(self, copies: int) -> list[int]:
         """The numbers of the next paths, which end at components of one kind in one layer."""

@@ -1,0 +1,67 @@
+"""Vectors and similarities of many texts, of some texts at a time."""
+
+from collections.abc import Iterator, Sequence
+
+from attention_contract.schemas.openai import EmbeddingRequest, Embeddings, Usage
+from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
+from attention_service.models.answers.answer_parts import BACKWARD, OwnTime, Passes
+from attention_service.models.answers.text_embeddings import EmbeddingPlan, embed
+from attention_service.models.answers.vector_similarity import SimilarityPlan, similarity_reply, stacked
+from attention_service.models.costs.pass_memory import PassMemory
+from attention_service.models.loaded.loaded_model import LoadedModel
+
+
+def embeddings(
+    loaded: LoadedModel, memory: PassMemory, request: EmbeddingRequest, plan: EmbeddingPlan
+) -> Passes[Embeddings]:
+    """Return a vector for each text."""
+    found: list[Embeddings] = []
+    for some in _parts([len(row) for row in plan.rows], memory):
+        if found:
+            yield len(some)
+        found.append(embed(loaded, request, plan.of(some)))
+    data = [each for part in found for each in part.data]
+    tokens = sum(part.usage.prompt_tokens for part in found)
+    return found[0].model_copy(
+        update={
+            "data": [each.model_copy(update={"index": index}) for index, each in enumerate(data)],
+            "usage": Usage(prompt_tokens=tokens, total_tokens=tokens),
+        }
+    )
+
+
+def similarities(
+    loaded: LoadedModel, memory: PassMemory, request: TextSimilarityRequest, planned: SimilarityPlan
+) -> Passes[TextSimilarityReply]:
+    """Return the cosine of each pair, and the share of each token in it."""
+    rows, time = planned.plan.rows, OwnTime()
+    half, passes = len(rows) // 2, BACKWARD if request.gradients else 1
+    tokens = [2 * max(len(rows[pair]), len(rows[half + pair])) for pair in range(half)]
+    found: list[TextSimilarityReply] = []
+    for some in _parts(tokens, memory, passes):
+        if found:
+            yield from time.between(2 * passes * len(some))
+        both = [*some, *(half + pair for pair in some)]
+        found.append(similarity_reply(loaded, request, stacked(loaded, planned.plan.of(both))))
+    if len(found) == 1:
+        return found[0]
+    lists = {
+        name: [each for part in found for each in getattr(part, name)]
+        for name in ("similarity", "labels", *(["tokens"] if request.gradients else ()))
+    }
+    ran = found[0].ran.model_copy(update={"compute_ms": time.took_ms})
+    return found[0].model_copy(update={**lists, "ran": ran})
+
+
+def _parts(tokens: Sequence[int], memory: PassMemory, times: int = 1) -> Iterator[range]:
+    """The texts of each part, in their order: as many as are fast together if each is as long as the longest."""
+    first = 0
+    while first < len(tokens):
+        end, longest = first + 1, tokens[first]
+        while end < len(tokens):
+            longest = max(longest, tokens[end])
+            if end + 1 - first > memory.in_part(longest, times):
+                break
+            end += 1
+        yield range(first, end)
+        first = end

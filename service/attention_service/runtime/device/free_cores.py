@@ -25,9 +25,9 @@ class CoreTimes(NamedTuple):
 
     now: float
     busy: float
-    """Of the cores that this process may use, by any program."""
+    """Time that any program ran on the cores that this process may use."""
     own: float
-    """Of this process."""
+    """Time that this process ran."""
     cores: int
     """The number of those cores."""
 

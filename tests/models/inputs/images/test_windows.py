@@ -205,14 +205,14 @@ def test_what_windows_cannot_answer_is_refused_by_name():
 
 
 def test_the_memory_of_windows_is_that_of_their_pairs():
-    """Weights over all pairs of 65,536 patches would take 68 GB."""
-    config = CONFIG_MAPPING["swin"](**SIZES | {"image_size": [1024, 1024], "window_size": 8})
+    """Weights over all pairs of 16,384 patches would take 4 GB."""
+    config = CONFIG_MAPPING["swin"](**SIZES | {"image_size": [512, 512], "window_size": 8})
     model = LoadedModel(
         "swin",
         sharp(Auto, config),
         None,
         Device.open("cpu"),
-        ViTImageProcessorPil(size=dict.fromkeys(("height", "width"), 1024)),
+        ViTImageProcessorPil(size=dict.fromkeys(("height", "width"), 512)),
     )
     for options in ({"return_weights": False}, {"layers": ["attention.0"]}):
         request = validate(ModelWeightsRequest, {"images": [sent(IMAGE)], "statistics": ["entropy"]} | options)

@@ -101,8 +101,9 @@ def convert(source: str, target: str, **options: Any) -> None:
 | other [quantized forms](what-you-can-open.md#quantized-models) | none is needed for those that are read |
 | those that are [refused](what-you-can-open.md#quantized-models) | none: take the checkpoint before quantization |
 
-This function reads no RoPE scaling from a GGUF file, as transformers 5.23 does not: add it to `rope_parameters` of the
-new `config.json`. The server [sets it](what-you-can-open.md#gguf) for a whole model. Do not remove
+This function reads no RoPE scaling from a GGUF file, as transformers 5.23 does not, and takes its classes' defaults
+for what a file leaves to its reader, such as the scale of Gemma 2 27B: correct the new `config.json`. The server
+[does both](what-you-can-open.md#gguf) for a whole model. Do not remove
 `quantization_config` from a folder by hand: its tensors would be read without their scales.
 
 ## Refused

@@ -1,45 +1,75 @@
 """Facts of GGUF files for the list of models: the config that they stand for, and the reason for a refusal."""
 
-import ast
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from attention_service.models.checkpoint_facts import Input
+from attention_service.models.gguf.entries import GgufEntries, UnreadableGguf
+from attention_service.models.gguf.families import FAMILIES
+from attention_service.models.gguf.rotations import FREQUENCY_FACTORS
 from attention_service.modules.checkpoints.gguf_header import GgufHeader
 
 _SPLIT: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_TYPES: Final = {
-    "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2",
-    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text",
-    "t5encoder": "t5",
-}  # fmt: skip
-"""Model types of transformers by the architecture of a file, where they differ."""
-_TABLES: Final = "integrations/ggml.py", "integrations/gguf/gguf_config_mapping.py"
-_TABLE: Final = {"GGUF_CONFIG_MAPPING", "GGUF_CONFIG_ARCHS"}
-_ENCODING: Final = ("t5", "umt5")
+_PAIRED: Final = "t5"
+"""The architecture whose models read a text and write another."""
 OTHER_NUMBERS: Final = (
     "logit_scale", "residual_scale", "embedding_scale", "attention.scale", "attention.clamp_kqv",
     "attention.max_alibi_bias", "attention.temperature_scale", "attention.temperature_length", "expert_weights_scale",
-    "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha", "expert_group_count", "leading_dense_block_count",
 )  # fmt: skip
-"""Entries that change what a model computes, and that transformers does not read for any architecture."""
-_CLASS: Final = re.compile(r'\("([\w-]+)", "(\w+(?:ForCausalLM|LMHeadModel|T5ForConditionalGeneration))"\)')
-"""A row of the tables of transformers, from a model type to the class that generates."""
-_NEUTRAL: Final = {0, 1}
+"""Entries that change what a model computes, and that no class here has, with values that say nothing: 0 and 1."""
+_NEUTRAL: Final = frozenset[Any]({0, 1})
+_GATES: Final[dict[str, frozenset[Any]]] = {
+    "expert_gating_func": frozenset({0, 1}), "attention.causal": frozenset({True}),
+}  # fmt: skip
+"""Entries that every class has with one value, unless its family reads them, with what stands for that value."""
+
+
+@dataclass(frozen=True)
+class GgufConfig:
+    """The config that a file stands for."""
+
+    fields: Mapping[str, Any]
+    """The entries of a config.json."""
+    unread: Sequence[str]
+    """The entries of the file about the model that say nothing of it, by their whole names, sorted."""
+
+
+def read_config(header: GgufHeader, factors: Mapping[str, Sequence[float]] | None = None) -> GgufConfig:
+    """The whole config of a file. ``factors``: the tensors that divide the frequencies of rotations, by name.
+
+    Without them only their number is known, which is enough for a list. Raises UnreadableGguf.
+    """
+    family = FAMILIES.get(header.architecture)
+    if family is None:
+        raise UnreadableGguf(
+            f"this server reads no GGUF file of architecture {header.architecture[:80]!r}; take the checkpoint that "
+            "it was made from"
+        )
+    entries = GgufEntries(header)
+    if factors is None:
+        factors = {name: [1.0] * entries.rows(name) for name in FREQUENCY_FACTORS if name in header.tensors}
+    fields = family.build(entries, factors)
+    for name in (name for name in (*OTHER_NUMBERS, *_GATES) if name not in entries.read):
+        value = entries.take(name, None)
+        if value is not None and (isinstance(value, list) or value not in _GATES.get(name, _NEUTRAL)):
+            raise UnreadableGguf(
+                f"its entry {header.architecture}.{name} is {str(value)[:80]}, which transformers does not read, so "
+                "that the numbers would be others; take the checkpoint that it was made from"
+            )
+    return GgufConfig(fields, entries.unread)
 
 
 def config_of(header: GgufHeader) -> dict[str, Any]:
-    """The entries of a config.json that the list of models reads."""
-    kind = _TYPES.get(header.architecture, header.architecture)
-    if kind == "llama" and header.of_model("attention.sliding_window"):
-        kind = "mistral"
-    named = _class_names().get(kind)
-    classes = {} if named is None else {"architectures": [named]}
-    return {"model_type": kind, "is_encoder_decoder": kind in _ENCODING, **classes}
+    """The entries of a config.json for the list of models; without those of a file that is refused."""
+    try:
+        return dict(read_config(header).fields)
+    except UnreadableGguf:
+        return {"model_type": header.architecture}
 
 
 def takes_of(header: GgufHeader) -> list[Input]:
@@ -47,13 +77,12 @@ def takes_of(header: GgufHeader) -> list[Input]:
     if "tokenizer.ggml.model" not in header.metadata:
         return []
     spoken: list[Input] = ["messages"] if "tokenizer.chat_template" in header.metadata else []
-    pairs: list[Input] = ["target"] if header.architecture in _ENCODING else []
+    pairs: list[Input] = ["target"] if header.architecture == _PAIRED else []
     return ["text", *spoken, *pairs]
 
 
 def refusal_of_gguf(file: Path, header: GgufHeader) -> str | None:
     """The reason for which a GGUF file is no model; None if a process can try."""
-    kind = header.architecture
     if _SPLIT.search(file.name):
         return "it is a part of a divided GGUF file, which is not read; join the parts (llama-gguf-split --merge)"
     strange = sorted({kind for kind, _ in header.tensors.values() if kind.startswith("type ")})
@@ -65,47 +94,8 @@ def refusal_of_gguf(file: Path, header: GgufHeader) -> str | None:
                 f"it is a GGUF file, and transformers needs {package} to read it, which this server lacks; install its "
                 "extra (attention-service[gguf])"
             )
-    known = architectures()
-    if known and kind not in known and kind.replace("-", "_") not in known and _TYPES.get(kind) not in known:
-        return (
-            f"transformers reads no GGUF file of architecture {kind[:80]!r}; take the checkpoint that it was made from"
-        )
-    for name in OTHER_NUMBERS:
-        value = header.of_model(name)
-        if value is not None and value not in _NEUTRAL:
-            return (
-                f"its entry {kind}.{name} is {value}, which transformers does not read from a GGUF file, so that the "
-                "numbers would be others; take the checkpoint that it was made from"
-            )
+    try:
+        read_config(header)
+    except UnreadableGguf as fault:
+        return str(fault)
     return None
-
-
-@lru_cache(maxsize=1)
-def architectures() -> frozenset[str]:
-    """The architectures that transformers reads, from the source of its tables: its import takes seconds."""
-    found = find_spec("transformers")
-    if found is None or found.origin is None:
-        return frozenset()
-    names: set[str] = set()
-    for table in _TABLES:
-        file = Path(found.origin).parent / table
-        tree = ast.parse(file.read_text("utf-8")) if file.is_file() else ast.Module([], [])
-        for node in tree.body:
-            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)):
-                continue
-            if isinstance(target := node.targets[0], ast.Name) and target.id in _TABLE:
-                names |= {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
-    return frozenset(names - {"general", "tokenizer"})
-
-
-@lru_cache(maxsize=1)
-def _class_names() -> dict[str, str]:
-    found = find_spec("transformers")
-    file = Path((found and found.origin) or "").parent / "models" / "auto" / "modeling_auto.py"
-    return dict(reversed(_CLASS.findall(file.read_text("utf-8")))) if file.is_file() else {}
-
-
-def entries_of(header: GgufHeader) -> Mapping[str, Any]:
-    """The entries about the model, by their names without its architecture."""
-    start = f"{header.architecture}."
-    return {name.removeprefix(start): value for name, value in header.metadata.items() if name.startswith(start)}

@@ -1,6 +1,8 @@
 """The tokenizer of a checkpoint, and its processors of images, sounds and prompts, as transformers reads them."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
@@ -15,6 +17,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
     ViTImageProcessorPil,
+    modeling_gguf_pytorch_utils,
 )
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
@@ -44,6 +47,7 @@ SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": Fa
 _OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
 """Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
 _PROCESSORS: Final[Any] = processing_auto
+_GGUF_READER: Final[Any] = modeling_gguf_pytorch_utils
 
 
 def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase | None, str | None]:
@@ -59,12 +63,24 @@ def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase |
             return AutoTokenizer.from_pretrained(folder, config=config, mistral_format=False, **SAFE), None
         with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside the file
             Path(alone, folder.name).symlink_to(folder.resolve())
-            return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **SAFE), None
+            with _told(config):
+                return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **SAFE), None
     except Exception as fault:  # the package tokenizers raises no other class
         if not (own or has_tokenizer(folder)):
             return None, None
         reason = " ".join(reason_of(fault, folder).split())
         return None, f"{type(fault).__name__}: {reason}"[:400]
+
+
+@contextmanager
+def _told(config: Any) -> Iterator[None]:
+    """Let transformers choose the class of a GGUF file's tokenizer by this config, which its own reader may refuse."""
+    own = _GGUF_READER.load_gguf_checkpoint
+    _GGUF_READER.load_gguf_checkpoint = lambda *_, **__: {"config": {"model_type": config.model_type}}
+    try:
+        yield
+    finally:
+        _GGUF_READER.load_gguf_checkpoint = own
 
 
 def _read_tekken(folder: Path) -> PreTrainedTokenizerBase:

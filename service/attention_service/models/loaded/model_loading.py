@@ -96,7 +96,7 @@ def load_checkpoint(
     with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
             tower = tower_of(folder) if folder.is_dir() else None
-            config, source = _opened(folder) if tower is None else tower_config(tower, folder)
+            config, source, read = _opened(folder, tower, dtype, device, progress)
             stored = take_quantization(config)
             reading.enter_context(_read_into_memory(folder, stored, tower))
             kind = _class_of(config)
@@ -106,9 +106,10 @@ def load_checkpoint(
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             if torch.float64 in {wanted, getattr(config, "dtype", None) if wanted == "auto" else None}:
                 reading.enter_context(made_in_float64())
+            options = {"dtype": wanted, **SAFE, **divided, **source}
             model, loading = kind.from_pretrained(
-                config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
-                ignore_mismatched_sizes=True, attn_implementation="eager", **SAFE, **divided, **source,
+                config=config, use_safetensors=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, attn_implementation="eager", **options,
             )  # fmt: skip
         except FAULTS as fault:
             first, _, rest = reason_of(fault, folder).partition("\n")
@@ -128,7 +129,7 @@ def load_checkpoint(
     if loading["mismatched_keys"]:
         reason = _mismatch(sorted(loading["mismatched_keys"])[0], config.to_dict())
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}")
-    left_out = _left_out(folder, model, loading["unexpected_keys"])
+    left_out = sorted(loading["unexpected_keys"]) if read is None else read
     if (others := beyond_the_model(left_out)) is not None:
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {others}")
     if lacking := _lacking(model, loading["missing_keys"]):
@@ -157,30 +158,35 @@ def take_quantization(config: Any) -> QuantizedForm | None:
     return form
 
 
-def _opened(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The config of a checkpoint, and the arguments by which transformers finds its tensors. ``folder``: or a file."""
+class _Opened(NamedTuple):
+    """A checkpoint before its model is made."""
+
+    config: Any
+    source: dict[str, Any]
+    """The arguments by which transformers finds its tensors."""
+    left_out: list[str] | None
+    """What the model does not take, if transformers does not say it."""
+
+
+def _opened(
+    folder: Path, tower: Tower | None, dtype: str | None, device: torch.device, progress: Callable[[float], None]
+) -> _Opened:
+    """Open a folder, or a GGUF file. Raises InvalidCheckpoint and what transformers does."""
     if folder.suffix != GGUF:
-        return AutoConfig.from_pretrained(folder, **SAFE), {"pretrained_model_name_or_path": folder}
+        if tower is not None:
+            return _Opened(*tower_config(tower, folder), None)
+        return _Opened(AutoConfig.from_pretrained(folder, **SAFE), {"pretrained_model_name_or_path": folder}, None)
     from attention_service.models.loaded import gguf_loading  # noqa: PLC0415  # the extra gguf
 
-    config = AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name, **SAFE)
-    source = {"pretrained_model_name_or_path": folder.parent, **gguf_loading.gguf_options(folder)}
-    return gguf_loading.with_metadata(config, read_header(folder), folder), source
+    wanted = dtype or ("float32" if device.type == "cpu" else gguf_loading.dtype_of(folder))
+    opened = gguf_loading.open_gguf(folder, _class_of, wanted, progress)
+    return _Opened(opened.config, opened.arguments | {"dtype": TORCH_DTYPES[wanted]}, opened.left_out)
 
 
 def _gguf_form(folder: Path) -> str | None:
     """The quantized form of a GGUF file; None for other checkpoints, and for files of floats."""
     form = read_header(folder).form if folder.suffix == GGUF else None
     return None if form in TORCH_DTYPES else form
-
-
-def _left_out(folder: Path, model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
-    """The tensors of a checkpoint that its model does not take, sorted."""
-    if folder.suffix != GGUF:
-        return sorted(unexpected)
-    from attention_service.models.loaded import gguf_loading  # noqa: PLC0415  # the extra gguf
-
-    return gguf_loading.left_out_of(model, read_header(folder))
 
 
 def _lacking(model: Any, missing: Iterable[str]) -> list[str]:

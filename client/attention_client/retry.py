@@ -159,8 +159,20 @@ class Attempts:
     def _late(self, doing: str = "") -> DeadlineExceeded:
         before = f"; the attempt before failed: {self._last.detail}" if self._last else ""
         return DeadlineExceeded(
-            f"{self._operation.name} did not end within {self._timeout} s{doing}{before}", timeout=self._timeout
+            f"{self._asked} did not end within {self._timeout} s{doing}{before}{self._load}", timeout=self._timeout
         )
+
+    @property
+    def _asked(self) -> str:
+        """The request, as the documentation names it."""
+        return f"{self._operation.method} {self._operation.path}"
+
+    @property
+    def _load(self) -> str:
+        """A hint for a request that a model may have been loaded for."""
+        if not self._operation.path.startswith("/v1/models/{model}/"):
+            return ""
+        return "; a model that is not resident is loaded first: GET /v1/models/{model} tells its state and progress"
 
     # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -172,7 +184,7 @@ class Attempts:
         if isinstance(fault, httpx.ConnectError | httpx.ProxyError):
             return ConnectionFailed(f"cannot connect to {origin}: {fault}", sent=False)
         if isinstance(fault, httpx.LocalProtocolError | httpx.UnsupportedProtocol):
-            return InvalidRequest(f"{self._operation.name} cannot be sent: {fault}")
+            return InvalidRequest(f"{self._asked} cannot be sent: {fault}")
         answered: dict[str, Any] = {} if response is None else {"answered": response.status_code}
         if isinstance(fault, httpx.DecodingError):
             return UnexpectedReply(f"the answer's content encoding is broken: {fault}", **answered)
@@ -187,4 +199,4 @@ class Attempts:
             return self._late(doing)
         if isinstance(fault, httpx.ConnectTimeout | httpx.PoolTimeout):
             return ConnectionFailed(f"{origin}: the httpx client's timeout has passed{doing}", sent=False)
-        return DeadlineExceeded(f"{self._operation.name}: the httpx client's timeout has passed{doing}")
+        return DeadlineExceeded(f"{self._asked}: the httpx client's timeout has passed{doing}{self._load}")

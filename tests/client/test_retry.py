@@ -290,6 +290,14 @@ def slow_reader(connection, over):
 def test_the_deadline_holds_against_a_server_that_is_slow(kind, talk):
     with stubborn(talk) as url:
         started = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"forward did not end within 0\.4 s"):
+        with pytest.raises(DeadlineExceeded, match=r"/forward did not end within 0\.4 s"):
             both(kind, url, lambda client: client.forward("demo", np.zeros((1, 2**22), np.float32)), timeout=0.4)
         assert time.monotonic() - started < 10
+
+
+def test_the_deadline_names_the_request_and_the_load_that_may_come_first(kind):
+    with stubborn(silence) as url, pytest.raises(DeadlineExceeded) as late:
+        both(kind, url, lambda client: client.models.forward("tiny", "the cat"), timeout=0.2)
+    assert late.value.detail.startswith("POST /v1/models/{model}/forward did not end within 0.2 s")
+    assert "GET /v1/models/{model} tells its state and progress" in late.value.detail
+    assert "model_forward" not in late.value.detail

@@ -701,3 +701,16 @@ def test_the_tiles_of_a_gpu_are_estimated_there(monkeypatch):
     on_cpu = need()
     monkeypatch.setitem(vars(model.device), "is_cuda", True)
     assert need() - on_cpu == 7 * 2**20 * 8 * 4
+
+
+@pytest.mark.parametrize("end", [-1, 99_999, [2, 99_999]])
+def test_an_end_beyond_the_vocabulary_is_told_and_ends_nothing(end):
+    model = LoadedModel("llama", tiny("llama").requires_grad_(False), tokenizer(), device())
+    model.model.generation_config.eos_token_id = end
+    unknown = end[-1] if isinstance(end, list) else end
+    (told,) = [each for each in model_info(model)["left_out"] if each.startswith("eos_token_id")]
+    assert told.startswith(f"eos_token_id {unknown} (the model predicts {model.reader.predictable} tokens")
+    request = CompletionRequest(model="llama", prompt=[3, 4, 5], max_tokens=4, min_tokens=2)
+    plan = plan_generation(model, request)
+    assert plan.ends == ({2} if isinstance(end, list) else set())
+    assert 2 <= generate(model, request, plan, lambda _: None).tokens <= 4

@@ -199,10 +199,7 @@ def looking_plan(
     Raises InvalidRequest.
     """
     settings, reader = loaded.model.generation_config, loaded.reader
-    end_ids: Any = settings.eos_token_id
-    if end_ids is None and reader.tokenizer is not None:
-        end_ids = reader.tokenizer.eos_token_id
-    ends = frozenset(each for each in (end_ids if isinstance(end_ids, list) else [end_ids]) if isinstance(each, int))
+    ends = frozenset(each for each in reader.end_ids(loaded.model) if 0 <= each < reader.predictable)
     padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
     ends = (frozenset() if sampling.ignores_end else ends) | sampling.stop_ids
     if wanted is None:

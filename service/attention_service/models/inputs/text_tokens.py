@@ -73,6 +73,13 @@ class TextReader:
         """True for the id of a token that the model has an embedding of, as a config may not state."""
         return isinstance(token, int) and 0 <= token < self.vocabulary
 
+    def end_ids(self, model: PreTrainedModel) -> list[int]:
+        """The ids that end a text, by the settings of the checkpoint or its tokenizer."""
+        ids: Any = getattr(model.generation_config, "eos_token_id", None)
+        if ids is None and self.tokenizer is not None:
+            ids = self.tokenizer.eos_token_id
+        return [each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int)]
+
     def labels(self, stack: Stack) -> list[TokenLabelsReply]:
         """The labels of every token of each text, those of padding included."""
         found = []

@@ -35,12 +35,23 @@ def model_info(loaded: LoadedModel) -> dict[str, Any]:
         "device": ", ".join(places_of_parts(loaded.model)) or str(loaded.device.torch),
         "bytes": loaded.bytes,
         "max_length": loaded.reader.max_length,
-        "left_out": loaded.left_out[:LISTED_TENSORS],
+        "left_out": [*loaded.left_out[:LISTED_TENSORS], *_unknown_ends(loaded)],
         "layers": [place.described for place in loaded.all_places],
         "attention": loaded.attention.way if loaded.places else None,
         "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | loaded.in_parts,
         "unseen": sorted({*others.values()}.union(type_names(not_observed(loaded.model, loaded.all_places)))),
     }
+
+
+def _unknown_ends(loaded: LoadedModel) -> list[str]:
+    """The ids that are to end a text and that the model never predicts, with the reason."""
+    if not loaded.model.can_generate():
+        return []
+    known = loaded.reader.predictable
+    return [
+        f"eos_token_id {each} (the model predicts {known} tokens, numbered from 0, so no text ends with it)"
+        for each in loaded.reader.end_ids(loaded.model) if not 0 <= each < known
+    ]  # fmt: skip
 
 
 def unseen_layers(loaded: LoadedModel) -> dict[LayerKey, str]:

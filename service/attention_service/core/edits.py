@@ -58,6 +58,33 @@ def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor, within: Tensor | None
     return x
 
 
+def write(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> None:
+    """Write the edits of this tap into a tensor that needs no gradient, as ``apply`` makes them in a new one.
+
+    x is of one text and one query, ``[1, H, 1, D]``; the edits are ``narrowed`` to it.
+    """
+    for edit in edits:
+        if edit.tap != tap:
+            continue
+        if edit.heads is not None and edit.value is None:
+            at = constant(edit.heads, x.device, torch.int64)
+            if edit.scale is None:
+                x.index_fill_(1, at, edit.set or 0.0)
+            else:
+                x.index_copy_(1, at, x.index_select(1, at) * edit.scale)
+        else:
+            x.copy_(_edit(x, edit, None))
+
+
+def is_placed(edit: BoundEdit) -> bool:
+    """True if an edit depends on the place of a query or a key, and so on the pass of a text that grows."""
+    return any(
+        getattr(edit, axis) is not None or (edit.value is not None and _varies(edit.value, edit.tap, axis))
+        for axis in ("queries", "keys")
+        if axis in AXES[edit.tap]
+    )
+
+
 def narrowed(
     edits: Sequence[BoundEdit], selection: Selection, heads: int, kv_heads: int, keys: Sequence[int] | None = None
 ) -> list[BoundEdit]:
@@ -101,12 +128,21 @@ def single(edit: BoundEdit, axis: str, place: int, index: int) -> BoundEdit:
 def _with(edit: BoundEdit, axis: str, indices: tuple[int, ...] | None, places: Sequence[int]) -> BoundEdit:
     """Return the edit of other indices of an axis, with these entries of its value, unless that is broadcast there."""
     value = edit.value
-    if value is not None:
-        rank = 3 if edit.tap in {"output", "index_scores"} else 4
-        dim = AXES[edit.tap][axis] - rank + value.ndim
-        value = value if dim < 0 or value.shape[dim] == 1 else pick(value, dim, places)
+    if value is not None and _varies(value, edit.tap, axis):
+        value = pick(value, _dim(value, edit.tap, axis), places)
     changed: dict[str, Any] = {axis: indices, "value": value}
     return replace(edit, **changed)
+
+
+def _dim(value: Tensor, tap: str, axis: str) -> int:
+    """The dimension of an edit's value that is an axis of its tap; negative if it has none."""
+    return AXES[tap][axis] - (3 if tap in {"output", "index_scores"} else 4) + value.ndim
+
+
+def _varies(value: Tensor, tap: str, axis: str) -> bool:
+    """True if an edit's value has several entries along an axis of its tap."""
+    dim = _dim(value, tap, axis)
+    return dim >= 0 and value.shape[dim] != 1
 
 
 def _edit(x: Tensor, edit: BoundEdit, within: Tensor | None) -> Tensor:

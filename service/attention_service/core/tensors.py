@@ -259,6 +259,14 @@ def assumed_sums() -> list[Tensor] | None:
     return _LATER.get()
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """True if no number is NaN or infinite; found without a copy of the tensor."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    least, most = torch.aminmax(tensor.detach())
+    return bool(least.isfinite() & most.isfinite())
+
+
 def are_finite(*sums: Tensor) -> bool:
     """Return True if all are finite, or taken for finite."""
     if (later := _LATER.get()) is None or not sums[0].is_cuda:

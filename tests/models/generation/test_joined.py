@@ -285,7 +285,7 @@ def test_draws_are_the_same_whoever_runs_beside():
 
 
 def test_a_text_whose_logits_are_nan_fails_alone_and_leaves_nothing_behind():
-    model, nan = llama(), {"1": [{"tap": "output", "set": float("nan")}]}
+    model, nan = llama(), {"1": [{"tap": "output", "scale": 3e38}]}
     callers = Callers(model)
     callers.ask("first", TEXT[:5], max_tokens=9)
     callers.ask("late", TEXT[:40], max_tokens=1)

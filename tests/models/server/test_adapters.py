@@ -58,6 +58,12 @@ def repository(tmp_path_factory):
         one = tensors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight"]
         tensors[f"base_model.model.model.layers.9.self_attn.q_proj.lora_{part}.weight"] = one.clone()
     save_file(tensors, root / "stray/adapter_model.safetensors")
+    for name, number in (("hot", 3e38), ("spoiled", torch.nan)):
+        shutil.copytree(root / "sql-lora", root / name)
+        tensors = load_file(root / name / "adapter_model.safetensors")
+        for each in (x for part, x in tensors.items() if "lora_A" in part):
+            each[0] = number
+        save_file(tensors, root / name / "adapter_model.safetensors")
     save(base, root / "both")
     shutil.copytree(root / "sql-lora", root / "both", dirs_exist_ok=True)
     return root, base, own
@@ -196,6 +202,31 @@ def test_generation_is_that_of_peft_alone_and_among_others(client, served, repos
         )
 
 
+def test_an_adapter_that_overflows_leaves_56_answers_of_the_base_as_they_are(client, served):
+    """Of the base in its passes, and after nobody asks for the adapter any more."""
+    (alone,) = served.forward("org--base", TEXT, alone=True).predictions
+    generated = served.generate("org--base", TEXT, max_tokens=6, temperature=0, alone=True).choices[0].text
+    names = ["org--base:hot", *["org--base"] * 7] * 8
+    found = client.map(served.forward, [{"model": name, "text": TEXT} for name in names], concurrency=8)
+    found += client.map(served.forward, [{"model": "org--base", "text": TEXT}] * 8, concurrency=8)
+    assert max(reply.ran.joined for reply in found) > 1
+    for name, reply in zip([*names, *["org--base"] * 8], found, strict=True):
+        if name == "org--base":
+            (top,) = reply.predictions
+            np.testing.assert_allclose([x.logit for x in top.top], [x.logit for x in alone.top], atol=CLOSE)
+    requests = [{"model": name, "prompt": TEXT, "max_tokens": 6, "temperature": 0} for name in names]
+    texts = client.map(served.generate, requests, concurrency=8)
+    assert {reply.choices[0].text for name, reply in zip(names, texts, strict=True) if name == "org--base"} == {
+        generated
+    }
+
+
+def test_an_adapter_with_nan_is_refused_by_the_name_of_its_tensor(served):
+    with pytest.raises(InvalidCheckpoint, match=r"layers\.0\..*lora_A.* not finite"):
+        served.forward("org--base:spoiled", TEXT)
+    assert served.forward("org--base", TEXT).predictions
+
+
 def test_a_tensor_without_a_place_and_a_rank_that_does_not_fit_are_refused_by_name(served):
     with pytest.raises(InvalidCheckpoint, match=r"asks for rank 8"):
         served.forward("org--base:ranks", TEXT)
@@ -233,7 +264,7 @@ def states(served):
     """The states of the base and of the adapters that can be loaded, by the list."""
     return {
         each.id: each.state for each in served.list().data if each.id.startswith("org--base") and each.refused is None
-        and each.id.split(":")[-1] not in {"ranks", "stray"}
+        and each.id.split(":")[-1] not in {"hot", "ranks", "spoiled", "stray"}
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ stages, beside whatever computed the output; in a pass of several they are a ste
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from attention_contract.schemas.attention import Edit
 from attention_service.core.attention import attend
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.edits import BoundEdit, apply, narrowed
+from attention_service.core.edits import BoundEdit, apply, is_placed, narrowed, write
 from attention_service.core.inspection.weights import weights_of
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import on_gpu
@@ -36,12 +36,14 @@ from attention_transformers.function_calls import attention_call
 from attention_transformers.model_layers import LayerKey
 from attention_transformers.registration import forget_function, register_function
 
-_BY_QUERY: Final = ("position_bias", "indices")
+_BY_QUERY: Final = frozenset({"position_bias", "indices"})
 """Arguments of an attention function that have a dimension of queries, the last but one."""
 _ALIGNED: Final = 16
 """The multiple of keys to which PyTorch's kernels want the rows of a bias aligned; it copies one that is not."""
-_UNKNOWN: Final = ("softcap", "s_aux", "indices", "block_indices", "sinks")
+_UNKNOWN: Final = frozenset({"softcap", "s_aux", "indices", "block_indices", "sinks"})
 """Arguments of an attention function that PyTorch's own does not know."""
+_SPECIAL: Final = _UNKNOWN | {"position_bias"}
+"""Arguments for which a pass of several texts attends by the core."""
 
 
 class TextRow(Protocol):
@@ -75,14 +77,16 @@ class RowEdits:
         self._bound = {layer: bind_edits(stated, device, dtype, real_keys=True) for layer, stated in edits.items()}
         self.outputs = [layer for layer, own in self._bound.items() if any(edit.tap == "output" for edit in own)]
         """The layers whose outputs are edited."""
+        self._inside = {layer: [edit for edit in own if edit.tap != "output"] for layer, own in self._bound.items()}
+        self._placed = {layer for layer, own in self._inside.items() if any(map(is_placed, own))}
 
     def __bool__(self) -> bool:
         return bool(self._bound)
 
     def inside(self, layer: LayerKey, queries: range, heads: tuple[int, int], keys: range) -> list[BoundEdit]:
         """The edits of a layer as they apply to these queries and keys; ``heads``: of queries, and of keys."""
-        edits = [edit for edit in self._bound.get(layer, ()) if edit.tap != "output"]
-        return narrowed(edits, Selection(queries=queries), *heads, keys=keys) if edits else []
+        edits = self._inside.get(layer, [])
+        return narrowed(edits, Selection(queries=queries), *heads, keys=keys) if layer in self._placed else edits
 
     def output(self, layer: LayerKey, queries: range, state: Tensor) -> Tensor:
         """The tap ``output`` ``[1, L, d_model]`` after its edits."""
@@ -139,6 +143,8 @@ class DecodeAttention:
         self._own_mask = sdpa_mask if loaded.model._supports_sdpa else eager_mask
         self._name = register_function(self, self._mask)
         self._rows: Sequence[TextRow] = ()
+        self._asking = False
+        """True if anything is asked of the attention of the pass, or changed in it."""
         self._joined: JoinedPast | None = None
         self._found: PassWeights | None = None
         self._biases: dict[int, tuple[Tensor, Tensor]] = {}
@@ -155,11 +161,13 @@ class DecodeAttention:
         self._core.give_way(self._model, self._name)
         self._core.restart()
         self._rows, self._joined, self._found = rows, joined, PassWeights()
+        edited = [row for row in rows if row.edits]
+        self._asking = bool(edited or [row for row in rows if row.look is not None or row.heard is not None])
         try:
-            with editing_outputs(rows, self._places):
+            with editing_outputs(rows, self._places) if edited else nullcontext():
                 yield self._found
         finally:
-            self._rows, self._joined, self._found = (), None, None
+            self._rows, self._asking, self._joined, self._found = (), False, None, None
             self._biases.clear()
 
     def _mask(self, *args: Any, **kwargs: Any) -> Any:
@@ -172,15 +180,14 @@ class DecodeAttention:
     ) -> tuple[Tensor, None]:  # fmt: skip
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         if self._joined is not None:
-            wanted = any(row.edits or row.look is not None for row in self._rows)
-            layer = self._core.turns.layer_of(module) if wanted else None
+            layer = self._core.turns.layer_of(module) if self._asking else None
             parts = self._joined.parts(key, value)
             found = [self._part(module, layer, query[each.rows], each, options) for each in parts]
             return torch.cat(found).transpose(1, 2).contiguous() if len(found) > 1 else found[0].transpose(1, 2), None
         checkpoint()
-        (row,) = self._rows or (None,)
         edits = list[BoundEdit]()
-        if row is not None and (row.look is not None or row.heard is not None or row.edits):
+        if self._asking:
+            (row,) = self._rows
             layer = self._core.turns.layer_of(module)
             edits = self._inside(row, layer, query, key)
             looks = row.look is not None and row.look.wants(layer) and self._found is not None
@@ -191,9 +198,9 @@ class DecodeAttention:
                 if hears and row.heard is not None:
                     row.heard.see(layer, last, own)
                 if looks and row.look is not None and self._found is not None:
-                    shared = last if any(options.get(name) is not None for name in _BY_QUERY) else attention_mask
+                    shared = last if _given(options, _BY_QUERY) else attention_mask
                     self._found.see(row.look, layer, last, own, shared)
-        if edits or any(options.get(name) is not None for name in _UNKNOWN):
+        if edits or _given(options, _UNKNOWN):
             raw = attention_call(module, query, key, value, attention_mask, **options).raw()
             kernel = self._core.kernel(raw, edits=bool(edits))[1]
             return attend(problem_of(raw), (), edits=edits, kernel=kernel).context.transpose(1, 2).contiguous(), None
@@ -212,9 +219,8 @@ class DecodeAttention:
         rows = self._rows[part.rows]
         looks, edited = [row.look for row in rows], [at for at, row in enumerate(rows) if row.edits]
         looking = layer is not None and any(look is not None and look.wants(layer) for look in looks)
-        special = any(options.get(name) is not None for name in (*_UNKNOWN, "position_bias"))
         weights: Tensor | None = None
-        if special:
+        if _given(options, _SPECIAL):
             mask = None if part.key_mask is None else part.key_mask[:, None, None]
             own = _of_rows(options, part.rows, slice(part.key.shape[2]))
             call = attention_call(module, query, part.key, part.value, mask, **{**options, **own})
@@ -230,12 +236,15 @@ class DecodeAttention:
             return context
         for at in edited:
             seen = range(part.firsts[at], rows[at].seen + 1)
-            one = self._edited_row(module, layer, query, part, at, seen, options)
-            if one is not None:
-                context = torch.cat([context[:at], one[0], context[at + 1 :]])
-                if weights is not None and one[1] is not None:
-                    row = nn.functional.pad(one[1], (seen.start, weights.shape[-1] - seen.stop))
-                    weights = torch.cat([weights[:at], row, weights[at + 1 :]])
+            heads = query.shape[1], part.key.shape[1]
+            edits = rows[at].edits.inside(layer, range(rows[at].seen, rows[at].seen + 1), heads, seen)
+            if all(edit.tap == "context" for edit in edits):
+                write(edits, "context", context[at : at + 1])
+                continue
+            one = self._edited_row(module, query, part, at, seen, options, edits)
+            context[at] = one[0][0]
+            if weights is not None and one[1] is not None:
+                weights[at] = nn.functional.pad(one[1][0], (seen.start, weights.shape[-1] - seen.stop))
         if weights is not None and self._found is not None:
             self._found.add(layer, looks, weights)
         return context
@@ -257,23 +266,25 @@ class DecodeAttention:
         return self._biases[id(seen)][1]
 
     def _edited_row(
-        self, module: nn.Module, layer: LayerKey, query: Tensor, part: Part, at: int, keys: range,
-        options: Mapping[str, Any],
-    ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
-        """The context and the weights of one text of a part after its edits, by the stages; None if none applies.
+        self, module: nn.Module, query: Tensor, part: Part, at: int, keys: range, options: Mapping[str, Any],
+        edits: Sequence[BoundEdit],
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The context and the weights of one text of a part after its edits, by the stages.
 
         ``keys``: those that its query sees.
         """
         row, number = self._rows[part.rows][at], part.rows.start + at
-        edits = row.edits.inside(layer, range(row.seen, row.seen + 1), (query.shape[1], part.key.shape[1]), keys)
-        if not edits:
-            return None
         key, value = (x[at : at + 1, :, keys.start : keys.stop] for x in (part.key, part.value))
         own = _of_rows(options, slice(number, number + 1), slice(keys.start, keys.stop))
         raw = attention_call(module, query[at : at + 1], key, value, None, **{**options, **own}).raw(whole=True)
         problem = problem_of(raw)
         found = attend(problem, (), edits=edits, kernel=self._core.kernel(raw, edits=True)[1]).context
         return found, weights_of(problem, Selection(), edits) if row.look is not None else None
+
+
+def _given(options: Mapping[str, Any], names: frozenset[str]) -> list[str]:
+    """The arguments of these names that a call has."""
+    return [name for name in names.intersection(options) if options[name] is not None]
 
 
 def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -291,7 +302,7 @@ def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Te
 
 def _of_rows(options: Mapping[str, Any], rows: slice, keys: slice) -> dict[str, Tensor]:
     """The arguments with a dimension of queries as they are for some texts, and the bias for their keys."""
-    given = {name: each for name in _BY_QUERY if (each := options.get(name)) is not None}
+    given = {name: options[name] for name in _given(options, _BY_QUERY)}
     found = {name: each if len(each) == 1 else each[rows] for name, each in given.items()}
     return {name: each[..., keys] if name == "position_bias" else each for name, each in found.items()}
 
@@ -302,5 +313,5 @@ def last_query(
     """The problem of the last query alone."""
     if mask is not None and mask.shape[-2] > 1:
         mask = mask[..., -1:, :]
-    cut = {name: given[..., -1:, :] for name in _BY_QUERY if (given := options.get(name)) is not None}
+    cut = {name: options[name][..., -1:, :] for name in _given(options, _BY_QUERY)}
     return problem_of(attention_call(module, query[:, :, -1:], key, value, mask, **{**options, **cut}).raw())

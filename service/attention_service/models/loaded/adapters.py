@@ -2,7 +2,8 @@
 
 The modules of the base stay as they are. A hook behind each module that an adapter changes adds s·B·A·x to the rows of
 this adapter. In a pass whose rows have several adapters, the matrices of these are joined: each row is multiplied by
-all A, and what is another adapter's is set to 0 before the product with B. Source: Sheng et al. 2023, S-LoRA.
+all A, and what is another adapter's is replaced by 0 before the product with B. It is replaced, not multiplied by 0,
+because a product that is infinite stays so; and B is finite (``applied_change``). Source: Sheng et al. 2023, S-LoRA.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -94,23 +95,24 @@ class RowMix:
                 output = output.index_copy(0, own, made.to(output.dtype))
         if one.gains:
             gain = self._by_row(module, one, output)
-            output = output + (gain * without_bias(module, output)).to(output.dtype)
+            gained = output + (gain * without_bias(module, output)).to(output.dtype)
+            output = torch.where(gain == 0, output, gained)  # 0 times infinity is no 0
         if one.down is None or one.up is None:
             return output
         low = project_down(x, one.down, embeds=one.embeds)
-        mask = self._mask(one.ranks, one.up)
-        low = low * (mask if low.ndim == 2 else mask.view(len(x), *[1] * (low.ndim - 2), -1))
+        others = self._others(one.ranks, one.up)
+        low = low.masked_fill(others if low.ndim == 2 else others.view(len(x), *[1] * (low.ndim - 2), -1), 0)
         return add_change(output, low, one.up, self._offsets(one, output))
 
-    def _mask(self, ranks: tuple[int, ...], like: Tensor) -> Tensor:
-        """``[rows, Σ r]``: 1 where a row has the adapter of a column."""
+    def _others(self, ranks: tuple[int, ...], like: Tensor) -> Tensor:
+        """Bool ``[rows, Σ r]``: True where a column belongs to an adapter that the row does not have."""
         if (found := self._masks.get(ranks)) is None:
             with torch.inference_mode(mode=False):
                 blocks = [
-                    torch.tensor([float(row is each) for row in self.rows]).view(-1, 1).expand(-1, rank)
+                    torch.tensor([row is not each for row in self.rows]).view(-1, 1).expand(-1, rank)
                     for each, rank in zip(self.adapters, ranks, strict=True)
                 ]
-                found = self._masks[ranks] = torch.cat(blocks, 1).to(like)
+                found = self._masks[ranks] = torch.cat(blocks, 1).to(like.device)
         return found
 
     def _by_row(self, module: nn.Module, one: _Joined, output: Tensor) -> Tensor:

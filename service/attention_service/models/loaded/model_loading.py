@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.tensors import TORCH_DTYPES, torch_dtype_name
+from attention_service.core.tensors import TORCH_DTYPES, is_finite, torch_dtype_name
 from attention_service.models.checkpoint_facts import beyond_the_model
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.input_kinds import HEARD_IN_TEXTS, PAIRS
@@ -140,6 +140,11 @@ def load_checkpoint(
         raise InvalidCheckpoint.at(
             "checkpoint", f"{free_bytes} bytes of memory are too few for one layer of {folder.name} and its computation"
         )
+    if (infinite := next(_infinite(model), None)) is not None:
+        raise InvalidCheckpoint.at(
+            "checkpoint", f"{infinite} of {folder.name} has numbers that are not finite in "
+            f"{torch_dtype_name(model.dtype)}; save an earlier step of its training, or load it in a wider dtype",
+        )  # fmt: skip
     placed = model if places_of_parts(model) else model.to(device)
     form = _gguf_form(folder) if stored is None else stored.label
     plain = torch_dtype_name(model.dtype) if tower is None else tower.weights(torch_dtype_name(model.dtype))
@@ -201,6 +206,14 @@ def _lacking(model: Any, missing: Iterable[str]) -> list[str]:
         model.pooler = None
         return [name for name in found if name not in poolers]
     return found
+
+
+def _infinite(model: PreTrainedModel) -> Iterator[str]:
+    """The parameters that hold NaN or infinity, by name; parameters that stay on disk are not looked at."""
+    for name, value in model.named_parameters():
+        checkpoint()
+        if not value.is_meta and not is_finite(value):
+            yield name
 
 
 def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:

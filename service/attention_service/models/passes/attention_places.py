@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -53,6 +54,7 @@ MEDIA: Final = frozenset({VISION, AUDIO})
 TokensOf = Literal["text", "target", "media", "target and text"] | None
 """The tokens that queries or keys stand for; None for others."""
 BOTH: Final = "target and text"
+_SCORES: Final = frozenset({"scores", "capped_scores", "masked_scores"})
 _EVERY_TAP: Final[tuple[LayerTap, ...]] = tuple(tap for each in get_args(LayerTap) for tap in get_args(each))
 
 
@@ -216,12 +218,28 @@ class AttentionPlace:
     def check_edit(self, edit: Edit, bound: BoundRequest, param: str) -> None:
         """Check one edit, the field ``param``, as ``check_edits`` does."""
         self.check_tap(edit.tap, f"{param}.tap")
+        _check_finite(edit, param)
         sizes = {"output": bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)}
         if self.beside.gate is not None:
             sizes[GATE] = bound.replaced(value_dim=self.beside.gate.width)
         if self.beside.rate is not None:
             sizes[INDEX_SCORES] = bound.replaced(keys=bound.queries // self.beside.rate)
         check_edit_sizes(edit, sizes.get(edit.tap, bound), param)
+
+
+def _check_finite(edit: Edit, param: str) -> None:
+    """Raise InvalidRequest if an edit puts NaN or infinity into a model; a score of −∞ hides its key."""
+    for name in ("set", "scale", "value"):
+        given = getattr(edit, name)
+        if given is None:
+            continue
+        numbers = np.asarray(given)
+        meant = np.isfinite(numbers)
+        if edit.tap in _SCORES and name != "scale":
+            meant |= np.isneginf(numbers)
+        if not meant.all():
+            hides = ", or -Infinity, which hides a key" if edit.tap in _SCORES and name != "scale" else ""
+            raise InvalidRequest.at(f"{param}.{name}", f"expected finite numbers{hides}; got NaN or infinity")
 
 
 def kinds_of(places: Iterable[AttentionPlace]) -> list[tuple[AttentionPlace, int]]:

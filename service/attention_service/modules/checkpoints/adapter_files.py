@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint
+from attention_service.core.tensors import is_finite
 from attention_service.modules.store_files import read_regular, reason
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -157,12 +158,17 @@ class AdapterFiles:
     def changes(self) -> dict[str, ModuleChange]:
         """Read its tensors: the change of each module, by the module's path in the model that was adapted.
 
-        Raises InvalidCheckpoint for a tensor that belongs to no change, and for one whose rank is not that of the
-        config.
+        Raises InvalidCheckpoint for a tensor that belongs to no change, for one whose rank is not that of the config,
+        and for one whose numbers are not finite.
         """
         self.check()
         found: dict[str, ModuleChange] = {}
         for name, value in self._tensors().items():
+            if not is_finite(value):
+                raise InvalidCheckpoint.at(
+                    "adapter", f"{name} of {self.folder.name} has numbers that are not finite; train it again, or save "
+                    "it from an earlier step"
+                )  # fmt: skip
             path = name.removeprefix(_PREFIX)
             if (part := _PART.search(path)) is not None:
                 self._add(found.setdefault(path[: part.start()], ModuleChange()), part, value, name)

@@ -14,6 +14,7 @@ from attention_service.core.inspection import circuits
 from attention_service.core.inspection.circuits import Factors, Writers
 from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.multihead import Parameters, Sizes
+from attention_service.core.tensors import is_finite
 from attention_service.cost import CircuitWork, parameter_matrices, spectrum_flops
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.selection import check_indices
@@ -133,8 +134,7 @@ def _readers(writer: Sizes, reader: Sizes) -> list[str]:
 def _check_finite(module: Module, param: str) -> None:
     for name, value in module.parameters.items():
         checkpoint()
-        least, most = value.aminmax()
-        if not (least.isfinite() & most.isfinite()):
+        if not is_finite(value):
             raise InvalidRequest.at(
                 param, f"{name} of module {module.name!r} has NaN or infinity, and no singular values; replace it"
             )

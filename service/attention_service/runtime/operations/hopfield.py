@@ -13,7 +13,7 @@ from attention_service import cost
 from attention_service.core import hopfield, multihead
 from attention_service.core.hopfield import Memory, Retrieved
 from attention_service.core.kernels import MATERIALIZED
-from attention_service.core.tensors import TORCH_DTYPES, constant, to_torch
+from attention_service.core.tensors import TORCH_DTYPES, constant, is_finite, to_torch
 from attention_service.cost import kind_of
 from attention_service.cost.rehearsal import Seen, rehearse
 from attention_service.runtime.binding.bound_request import Layout, strip, widened
@@ -126,7 +126,7 @@ class Retrieval(Operation):
             Memory(patterns, beta, mask), states, bound.size.steps, request.eps, association=request.return_association
         )
         del states, patterns
-        if not _finite(found.energy) or not _finite(found.states):
+        if not is_finite(found.energy) or not is_finite(found.states):
             raise InvalidRequest(
                 f"states: scores or energies overflow {bound.dtype}, in which this is computed; scale patterns, states "
                 "or beta down" + (", or send float64" if bound.dtype == "float32" else ""),
@@ -158,16 +158,8 @@ def _inputs(bound: BoundRetrieval, tensors: dict[str, Tensor], mask: Tensor | No
 
 
 def _check_finite(tensor: Tensor, param: str, where: str = "") -> None:
-    if not _finite(tensor):
+    if not is_finite(tensor):
         raise InvalidTensor.at(param, f"expected finite numbers{where}; got NaN or infinity")
-
-
-def _finite(tensor: Tensor) -> bool:
-    """True if no number is NaN or infinite; found without a copy of the tensor."""
-    if not tensor.numel():
-        return True
-    least, most = torch.aminmax(tensor)
-    return bool(least.isfinite() & most.isfinite())
 
 
 def _results(bound: BoundRetrieval, found: Retrieved, projection: Tensor | None) -> Results:
@@ -181,7 +173,7 @@ def _results(bound: BoundRetrieval, found: Retrieved, projection: Tensor | None)
     if projection is not None:
         by_heads = projection.view(bound.size.heads, -1, bound.size.width)  # [H, V, D]
         states = torch.einsum("bhsd,hvd->bhsv", states, by_heads).to(dtype)
-        if not _finite(states):
+        if not is_finite(states):
             raise InvalidRequest.at(
                 "projections.output", f"its product with the states overflows {bound.reply_dtype}; scale it down"
             )

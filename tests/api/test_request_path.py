@@ -25,6 +25,8 @@ CALLS = {"forward": 188, "weights": 360, "step": 228, "model weights": 1580}
 """Calls that one request passes at most."""
 FILES = {"forward": 42, "weights": 57, "step": 53, "model weights": 103}
 """Files in which they lie."""
+TOKEN_CALLS = {"plain": 72, "attention": 342}
+"""Calls of a model's process that a generated token passes at most, without attention and with all of it."""
 JSON_ONLY = {"content-type": JSON, "accept": JSON}
 
 
@@ -101,3 +103,18 @@ def test_the_weights_of_a_model_pass_few_functions_in_few_files(watched, model_c
     assert typical.total() <= CALLS["model weights"], typical.most_common()
     files = sorted(({file for file, _ in each} for each in found), key=len)[2]  # observations pass further ones
     assert len(files) <= FILES["model weights"], sorted(files)
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer calls functions of its own")
+@pytest.mark.parametrize("asked", TOKEN_CALLS)
+def test_a_generated_token_passes_few_functions(watched, model_calls, asked):
+    http, _ = watched
+    few, many, found = 9, 41, dict[int, int]()
+    for tokens in (few, many):
+        body = {"model": "tiny", "prompt": "the cat sat on the mat", "max_tokens": tokens, "temperature": 0}
+        body |= {"ignore_eos": True} | ({"attention": {}} if asked == "attention" else {})
+        for _ in range(3):  # the last is warm, and is asked when no process is busy with another
+            model_calls.clear()
+            http.post("/v1/completions", json=body, headers=JSON_ONLY).raise_for_status()
+        found[tokens] = model_calls.total()
+    assert (found[many] - found[few]) / (many - few) <= TOKEN_CALLS[asked], model_calls.most_common(40)

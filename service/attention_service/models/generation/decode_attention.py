@@ -143,8 +143,8 @@ class DecodeAttention:
         self._own_mask = sdpa_mask if loaded.model._supports_sdpa else eager_mask
         self._name = register_function(self, self._mask)
         self._rows: Sequence[TextRow] = ()
-        self._asking = False
-        """True if anything is asked of the attention of the pass, or changed in it."""
+        self._edited = self._asking = False
+        """True if texts of the pass have edits, and if anything is asked of its attention or changed in it."""
         self._joined: JoinedPast | None = None
         self._found: PassWeights | None = None
         self._biases: dict[int, tuple[Tensor, Tensor]] = {}
@@ -161,13 +161,16 @@ class DecodeAttention:
         self._core.give_way(self._model, self._name)
         self._core.restart()
         self._rows, self._joined, self._found = rows, joined, PassWeights()
-        edited = [row for row in rows if row.edits]
-        self._asking = bool(edited or [row for row in rows if row.look is not None or row.heard is not None])
+        for row in rows:
+            self._edited = self._edited or bool(row.edits)
+            self._asking = self._asking or row.look is not None or row.heard is not None
+        self._asking = self._asking or self._edited
         try:
-            with editing_outputs(rows, self._places) if edited else nullcontext():
+            with editing_outputs(rows, self._places) if self._edited else nullcontext():
                 yield self._found
         finally:
-            self._rows, self._asking, self._joined, self._found = (), False, None, None
+            self._rows, self._joined, self._found = (), None, None
+            self._edited = self._asking = False
             self._biases.clear()
 
     def _mask(self, *args: Any, **kwargs: Any) -> Any:
@@ -189,18 +192,18 @@ class DecodeAttention:
         if self._asking:
             (row,) = self._rows
             layer = self._core.turns.layer_of(module)
-            edits = self._inside(row, layer, query, key)
+            edits = self._inside(row, layer, query, key) if self._edited else edits
             looks = row.look is not None and row.look.wants(layer) and self._found is not None
             hears = row.heard is not None and row.heard.wants(layer)
             if looks or hears:
                 last = last_query(module, query, key, value, attention_mask, options)
-                own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1)
+                own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1) if edits else edits
                 if hears and row.heard is not None:
                     row.heard.see(layer, last, own)
                 if looks and row.look is not None and self._found is not None:
-                    shared = last if _given(options, _BY_QUERY) else attention_mask
+                    shared = last if not _BY_QUERY.isdisjoint(options) and _has(options, _BY_QUERY) else attention_mask
                     self._found.see(row.look, layer, last, own, shared)
-        if edits or _given(options, _UNKNOWN):
+        if edits or (not _UNKNOWN.isdisjoint(options) and _has(options, _UNKNOWN)):
             raw = attention_call(module, query, key, value, attention_mask, **options).raw()
             kernel = self._core.kernel(raw, edits=bool(edits))[1]
             return attend(problem_of(raw), (), edits=edits, kernel=kernel).context.transpose(1, 2).contiguous(), None
@@ -220,7 +223,7 @@ class DecodeAttention:
         looks, edited = [row.look for row in rows], [at for at, row in enumerate(rows) if row.edits]
         looking = layer is not None and any(look is not None and look.wants(layer) for look in looks)
         weights: Tensor | None = None
-        if _given(options, _SPECIAL):
+        if _has(options, _SPECIAL):
             mask = None if part.key_mask is None else part.key_mask[:, None, None]
             own = _of_rows(options, part.rows, slice(part.key.shape[2]))
             call = attention_call(module, query, part.key, part.value, mask, **{**options, **own})
@@ -282,9 +285,9 @@ class DecodeAttention:
         return found, weights_of(problem, Selection(), edits) if row.look is not None else None
 
 
-def _given(options: Mapping[str, Any], names: frozenset[str]) -> list[str]:
-    """The arguments of these names that a call has."""
-    return [name for name in names.intersection(options) if options[name] is not None]
+def _has(options: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """True if a call has an argument of these names."""
+    return not names.isdisjoint(options) and any(options.get(name) is not None for name in names)
 
 
 def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -302,7 +305,7 @@ def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Te
 
 def _of_rows(options: Mapping[str, Any], rows: slice, keys: slice) -> dict[str, Tensor]:
     """The arguments with a dimension of queries as they are for some texts, and the bias for their keys."""
-    given = {name: options[name] for name in _given(options, _BY_QUERY)}
+    given = {name: each for name in _BY_QUERY if (each := options.get(name)) is not None}
     found = {name: each if len(each) == 1 else each[rows] for name, each in given.items()}
     return {name: each[..., keys] if name == "position_bias" else each for name, each in found.items()}
 
@@ -313,5 +316,8 @@ def last_query(
     """The problem of the last query alone."""
     if mask is not None and mask.shape[-2] > 1:
         mask = mask[..., -1:, :]
-    cut = {name: options[name][..., -1:, :] for name in _given(options, _BY_QUERY)}
+    cut: dict[str, Tensor] = {}
+    for name in _BY_QUERY.intersection(options):
+        if (given := options[name]) is not None:
+            cut[name] = given[..., -1:, :]
     return problem_of(attention_call(module, query[:, :, -1:], key, value, mask, **{**options, **cut}).raw())

@@ -108,6 +108,7 @@ class TokenAttention:
         self._names = DEFAULT_STATISTICS if wanted.statistics is None else tuple(dict.fromkeys(wanted.statistics))
         self.settings: Hashable = wanted.model_dump_json(exclude={"layers", "edits", "keep"})
         """Equal for texts that ask for the same."""
+        self._kinds = {key: self._kind(place) for key, place in self._places.items()}
 
     @property
     def layers(self) -> Sequence[LayerKey]:
@@ -120,10 +121,12 @@ class TokenAttention:
 
     def kind(self, layer: LayerKey) -> Hashable:
         """Equal for layers whose keys stand for the same; those that are no tokens of the text differ by text."""
-        place = self._places[layer]
-        alone = is_cross(layer) or place.keys_of != "tokens"
-        own = place.own_statistics
-        return (is_cross(layer), place.keys, place.compression, own, id(self) if alone else None)
+        return self._kinds[layer]
+
+    def _kind(self, place: AttentionPlace) -> Hashable:
+        cross = is_cross(place.key)
+        alone = cross or place.keys_of != "tokens"
+        return (cross, place.keys, place.compression, place.own_statistics, id(self) if alone else None)
 
     def placed(self, layer: LayerKey, weights: Tensor, lengths: Sequence[int]) -> Tensor:
         """The weights ``[R, H, 1, K]`` of texts of so many tokens, by the position of the key.
@@ -131,7 +134,7 @@ class TokenAttention:
         The sliding cache of a text that runs alone has only the last keys. Behind the tokens come the keys of a layer
         that are no tokens of the same text.
         """
-        if is_cross(layer) or len(lengths) > 1:
+        if len(lengths) > 1 or is_cross(layer):
             return weights
         place, behind = self._places[layer], 0
         if place.keys == BOTH:
@@ -147,15 +150,16 @@ class TokenAttention:
         place = self._places[layer]
         count, heads, _, keys = weights.shape
         device, dtype = weights.device, torch.promote_types(weights.dtype, torch.float32)
+        cross, keys_of = is_cross(layer), place.keys_of
         found: list[dict[str, Any]] = [{} for _ in range(count)]
         if self._names:
             lengths = torch.tensor([len(each) for each in tokens], device=device)[:, None]
             of_keys = torch.full((count, keys), -1, device=device)
-            if not is_cross(layer):
+            if not cross:
                 rows = [[*each, *[-1] * (keys - len(each))] for each in tokens]
                 of_keys = torch.tensor(rows, device=device)
             last = torch.tensor([[each[-1]] for each in tokens], device=device)
-            own = 0 if is_cross(layer) else len(tokens[0])
+            own = 0 if cross else len(tokens[0])
             inputs = replace(
                 self._inputs(of_keys, last),
                 key_positions=_positions(place, own, keys),
@@ -164,9 +168,9 @@ class TokenAttention:
             totals = Totals((count, heads, 1), device, self._names, inputs)
             totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
             means = {name: _arrays(mean, dtype) for name, mean in totals.means().items()}
-            for at, fields in enumerate(found):
-                fields["statistics"] = {name: _row(mean, at) for name, mean in means.items()}
-        seen = [keys if is_cross(layer) or place.keys_of != "tokens" else len(each) for each in tokens]
+            for fields, own_means in zip(found, _by_row(means, count), strict=True):
+                fields["statistics"] = own_means
+        seen = [keys if cross or keys_of != "tokens" else len(each) for each in tokens]
         if self._wanted.top_k:
             top = weights[:, :, 0].to(dtype).topk(min(self._wanted.top_k, keys), -1)
             names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), _numbers(top.values, dtype)
@@ -222,8 +226,12 @@ def _numbers(found: Tensor, dtype: torch.dtype) -> Any:
     return array if np.isfinite(array).all() else encode(array, "list")
 
 
-def _row(mean: Any, at: int) -> Any:
-    return {name: each[at] for name, each in mean.items()} if isinstance(mean, dict) else mean[at]
+def _by_row(means: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Statistics of several texts as those of each, with the same nesting."""
+    nested = {name: _by_row(mean, count) for name, mean in means.items() if isinstance(mean, dict)}
+    return [
+        {name: nested[name][at] if name in nested else mean[at] for name, mean in means.items()} for at in range(count)
+    ]
 
 
 def _narrow(rows: Any, count: int) -> Any:

@@ -79,10 +79,10 @@ def applied_change(
         up = up * float(getattr(module, "embed_scale", 1.0))
     down = change.down.to(device, dtype)
     made.down, made.up, made.offset = down.T.contiguous() if change.embeds else down, up, offset
-    for factor, x in (("s·B", up), ("DoRA's factor", made.gain), ("s times the bias of B", offset)):
+    for what, x in (("s·B", up), ("DoRA's factor", made.gain), ("s times the bias of B", offset)):
         if x is not None and not is_finite(x):
             raise InvalidCheckpoint.at(
-                "adapter", f"{name} changes {path}, and {factor} is not finite in {torch_dtype_name(dtype)}: check "
+                "adapter", f"{name} changes {path}, and {what} is not finite in {torch_dtype_name(dtype)}: check "
                 "lora_alpha, alpha_pattern and the magnitudes of its config and tensors"
             )  # fmt: skip
     return made

@@ -68,6 +68,7 @@ from tests.models.inputs.sounds import small_sounds as sounds
 from tests.models_walk.implicit import implicit_error
 from tests.models_walk.joined import joined
 from tests.models_walk.own_windows import dense
+from tests.models_walk.questions import QUESTIONS
 from tests.models_walk.small_configs import small_config
 
 IDS: Final = [5, 3, 7, 8, 6, 4, 9, 10, 11]
@@ -127,6 +128,10 @@ class Found:
     """The heads with which checkpoints of the type open, besides that for tokens."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a part is not compared, or not equal."""
+    asked: dict[str, float] = field(default_factory=dict)
+    """The error of each younger question (``questions``) that the type answers."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """The reason for which it refuses one; a fault is one of ``reasons``."""
     implicit: float | None = None
     """The largest difference of implicit weights times values from the layer's own output, in float64."""
 
@@ -261,8 +266,21 @@ def compared(kind: str, device: str = "cpu") -> Found:
                 compare(found, model, loaded)
             except Exception as fault:
                 found.reasons[part] = short_error(fault)
+        if asks_younger(model, loaded):
+            for name, ask in QUESTIONS.items():
+                try:
+                    found.asked[name] = ask(model, loaded)
+                except AttentionError as fault:
+                    found.refused[name] = short_error(fault)
+                except Exception as fault:
+                    found.reasons[name] = f"fault: {short_error(fault)}"
         loaded.close()
     return found
+
+
+def asks_younger(model: PreTrainedModel, loaded: LoadedModel) -> bool:
+    """True for a model that reads the tokens of a text, which the younger questions are asked of."""
+    return model.main_input_name == "input_ids" and not isinstance(loaded.reader, PairInputs)
 
 
 def short_error(fault: BaseException) -> str:

@@ -3,8 +3,11 @@
 Each is asked of a batch of texts of unequal lengths, and held to the same of each text alone.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.analyses.lenses import ModelLensRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
@@ -20,6 +24,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.validation import validate
+from attention_service.models.answers.answer_parts import at_once
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.answers.context.context_run import ContextRun
 from attention_service.models.answers.lenses.lens_plan import plan_lens
@@ -39,12 +44,16 @@ from attention_service.models.passes.layer_states import LayerStates
 from attention_service.models.passes.module_hooks import first_of, with_first
 
 IDS: Final = [5, 3, 7, 8, 6, 4, 9, 10, 11]
-TEXTS: Final = [IDS, IDS[:4]]
-PAIR: Final = ("the cat sat on the mat", "the dog sat")
+TEXTS: Final = [IDS, IDS[:5]]
+PAIR: Final = ("the cat sat on the mat", "the dog sat on the")
 PROMPT, ANSWER = "the cat sat on\nthe dog on mat\nthe mat", "\nthe dog sat\non mat"
+_TOKEN: Final = 7
+"""The token whose log-probability is measured."""
 _SPAN: Final = 1e-3
 """Effects below this are compared by their size in log-probabilities: rounding is a share of these."""
 _FREE: Final = 2**30
+_CAP: Final = re.compile("soft_?cap")
+"""In the names of the entries of configs that cap logits or scores."""
 
 
 def error(found: Any, expected: Any, least: float = 1e-30) -> float:
@@ -67,26 +76,12 @@ def embeddings(model: PreTrainedModel, loaded: LoadedModel) -> float:
     with torch.no_grad():
         alone = [_eager_vector(model, loaded, plan, ids)[0] for ids in TEXTS]
     own = [_vectors(loaded, [ids])[0] for ids in TEXTS]
-    return max(*map(error, own, alone), _together(model, loaded, found, own, plan))
+    return max(*map(error, own, alone), *map(error, found, own))
 
 
 def _vectors(loaded: LoadedModel, texts: list[list[int]]) -> list[Any]:
     request = EmbeddingRequest(model="m", input=texts)
     return [each.embedding for each in embed(loaded, request, plan_embedding(loaded, request)).data]
-
-
-def _together(
-    model: PreTrainedModel, loaded: LoadedModel, found: list[Any], own: list[Any], plan: EmbeddingPlan
-) -> float:
-    """The difference of the vectors of a batch from those of each text alone, or of the same batch in transformers."""
-    apart = max(map(error, found, own))
-    if apart < 1e-4:
-        return apart
-    stack = loaded.reader.batch([Tokens(ids, [None] * len(ids)) for ids in plan.rows])
-    with torch.no_grad():
-        states, _ = _eager_states(model, loaded, stack)
-    rows = zip(states, stack.mask if stack.mask is not None else [slice(None)] * len(states), strict=True)
-    return max(error(each, _pooled(plan, state[real])) for each, (state, real) in zip(found, rows, strict=True))
 
 
 def similarity(model: PreTrainedModel, loaded: LoadedModel) -> float:
@@ -108,21 +103,11 @@ def similarity(model: PreTrainedModel, loaded: LoadedModel) -> float:
     real = _real(loaded, planned.stack)
     # A norm right behind the table makes each sum 0 up to rounding: a share of its summands.
     least = max(
-        float((each * leaf).abs().sum(-1).max()) for each, (_, leaf) in zip(gradients, (one, other), strict=True)
+        float((each * leaf).detach().abs().sum(-1).max())
+        for each, (_, leaf) in zip(gradients, (one, other), strict=True)
     )
     apart = max(error(row[keep], own, least) for row, keep, own in zip(found, real, shares, strict=True))
-    apart = max(apart, abs(reply.similarity[0] - float(cosine.detach())))
-    if apart < 1e-4:
-        return apart
-    states, leaf = _eager_states(model, loaded, planned.stack)  # padded texts, which some models mix with the padding
-    vectors = [_pooled(planned.plan, state[keep]) for state, keep in zip(states, real, strict=True)]
-    cosine = torch.cosine_similarity(*vectors, dim=0)
-    (gradient,) = torch.autograd.grad(cosine, [leaf])
-    product = (gradient * leaf).sum(-1)
-    product = product.T if loaded.entering.time_first else product
-    together = [row[: len(own)] for row, own in zip(product, found, strict=True)]
-    apart = max(error(row, own, least) for row, own in zip(found, together, strict=True))
-    return max(abs(reply.similarity[0] - float(cosine.detach())), apart)
+    return max(apart, abs(reply.similarity[0] - float(cosine.detach())))
 
 
 def _real(loaded: LoadedModel, stack: Any) -> list[Any]:
@@ -161,12 +146,15 @@ def _eager_states(model: PreTrainedModel, loaded: LoadedModel, stack: Any) -> tu
         return leaves[0].clone()
 
     hook = table.register_forward_hook(feed)
-    try:
+    bases: list[Any] = []
+    own = model.base_model.register_forward_hook(lambda _, __, output: bases.append(output))
+    with _hooked([hook, own]):
         output = reads(**arguments, output_hidden_states=True, return_dict=True)
-    finally:
-        hook.remove()
     last = output.get("last_hidden_state")
     states = output["hidden_states"][-1] if last is None else last
+    base = getattr(bases[0] if bases else None, "last_hidden_state", None)
+    if base is not None and base.shape != states.shape:  # of several streams, or of two halves
+        states = base
     if states.shape[:2] == stack.ids.shape[::-1] != stack.ids.shape:
         states = states.transpose(0, 1)
     return states, leaves[0]
@@ -182,7 +170,7 @@ def _by_token(product: Tensor, length: int) -> Tensor:
 
 def lens(model: PreTrainedModel, loaded: LoadedModel) -> float:
     """The last layer's reading is the logits, and the parts of a logit add up to it, alone and in a batch."""
-    stream = find_stream(loaded)
+    stream = _stream(loaded)
     logits = _eager_logits(model, loaded)
     targets = [int(each) for each in np.argsort(-logits)[:3]]
     last = [*stream.places][-1]
@@ -233,13 +221,20 @@ def _total(reply: Any, part: str, row: int | None) -> np.ndarray:
 
 
 def _is_capped(loaded: LoadedModel) -> bool:
-    return getattr(loaded.model.config.get_text_config(), "final_logit_softcapping", None) is not None
+    entries = loaded.model.config.get_text_config().to_dict()
+    return any(_CAP.search(name) and value is not None for name, value in entries.items())
 
 
+@lru_cache(maxsize=1)
+def _stream(loaded: LoadedModel) -> ResidualStream:
+    return find_stream(loaded)
+
+
+@lru_cache(maxsize=1)
 def _pads_alike(loaded: LoadedModel) -> bool:
     """True if a padded text has the numbers that it has alone."""
     alone = [_logits(loaded, ids) for ids in TEXTS]
-    return max(map(error, _logits(loaded, TEXTS), alone)) < 1e-4
+    return loaded.passes_over_padding and max(map(error, _logits(loaded, TEXTS), alone)) < 1e-4
 
 
 # ── effects and paths ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,14 +248,18 @@ def effects(_: PreTrainedModel, loaded: LoadedModel) -> float:
         if place.queries == wanted and (place.taps is None or "context" in place.taps)
     ]  # fmt: skip
     ends = [places[0], places[-1]] if places else [*loaded.places.values()][:1]
-    token = int(_logits(loaded, IDS).argmax())
-    heads = [*range(min(place.widths.heads for place in ends))] if ends else [0]
+    heads = [*{0, min((place.widths.heads for place in ends), default=1) - 1}]
     sweep = {"tap": "context", "over": ["layers", "heads"], "heads": heads, "set": 0}
     keys = [place.key for place in dict.fromkeys(ends)]
-    request = {"layers": keys or "all", "sweep": sweep, "of": {"position": -1, "token": token}}
+    request = {"layers": keys or "all", "sweep": sweep, "of": {"position": -1, "token": _TOKEN}}
+    found = [_effects(loaded, tokens=IDS, **request)]
     texts = TEXTS if _pads_alike(loaded) else [IDS]
-    found = [_effects(loaded, tokens=ids, **request) for ids in texts]
-    expected = [[[_effect(loaded, ids, token, key, head) for head in heads] for key in keys] for ids in texts]
+    found += [_effects(loaded, tokens=ids, **request) for ids in texts[1:]]
+    clean = [_log(_logits(loaded, ids), _TOKEN) for ids in texts]
+    expected = [
+        [[_without_head(loaded, ids, key, head) - before for head in heads] for key in keys]
+        for ids, before in zip(texts, clean, strict=True)
+    ]
     errors = [error(one, other, _SPAN) for one, other in zip(found, expected, strict=True)]
     if len(texts) > 1:
         errors.append(error(_effects(loaded, tokens=texts, **request), found, _SPAN))
@@ -274,18 +273,17 @@ def _effects(loaded: LoadedModel, **fields: Any) -> np.ndarray:
     return np.asarray(run.reply().effects.value, float)
 
 
-def _effect(loaded: LoadedModel, ids: list[int], token: int, key: Any, head: int) -> float:
+def _without_head(loaded: LoadedModel, ids: list[int], key: Any, head: int) -> float:
     edits = {str(key): [{"tap": "context", "heads": [head], "set": 0}]}
-    return _log(_logits(loaded, ids, edits=edits), token) - _log(_logits(loaded, ids), token)
+    return _log(_logits(loaded, ids, edits=edits), _TOKEN)
 
 
 def paths(model: PreTrainedModel, loaded: LoadedModel) -> float:
     """A path to the logits is the pass whose last states lack what its beginning adds, by hooks of plain torch."""
-    stream = find_stream(loaded)
+    stream = _stream(loaded)
     place = next((each for each in stream.places.values() if each.mixes == "attention"), None)
     senders = ["embeddings", "heads", "mlps"]
-    logits = _eager_logits(model, loaded)
-    token = int(logits.argmax())
+    logits, token = _eager_logits(model, loaded), _TOKEN
     request: dict[str, Any] = {
         "from": {"parts": senders, **({} if place is None else {"layer": place.key})},
         "to": {"parts": ["logits"]}, "of": {"position": -1, "token": token},
@@ -377,19 +375,16 @@ def _hooked(hooks: list[Any]) -> Iterator[None]:
 def context(model: PreTrainedModel, loaded: LoadedModel) -> float:
     """The log-probability of an answer without a source is that of a pass of its own."""
     errors = list[float]()
-    plan = None
     for name in ("removed", "hidden"):
         request = validate(ContextRequest, {"text": PROMPT, "answer": ANSWER, "return": [name]})
         try:
             plan = plan_context(loaded, request)
-        except Exception:
-            if name == "removed" or "hidden" not in str(name):
+        except InvalidRequest:
+            if name == "removed":
                 raise
-            continue  # one that hides no keys
+            continue  # one whose keys cannot be hidden one by one
         run = ContextRun(loaded, ModelCosts(loaded), request, plan, _FREE)
-        for stage in run.stages:
-            run.advance(stage)
-        found = np.asarray(getattr(run.reply().ablation, name), float)
+        found = np.asarray(getattr(at_once(run.parts()).ablation, name), float)
         errors.append(error(found, _ablated(model, loaded, plan, name), _SPAN))
     return max(errors)
 
@@ -405,7 +400,10 @@ def _ablated(model: PreTrainedModel, loaded: LoadedModel, plan: ContextPlan, nam
             logits = _all_logits(model, loaded, kept)
             found.append(_sentences(logits, kept, plan))
             continue
-        hidden = Edit(tap="weights", keys=[*source.tokens], set=0.0, renormalize=True)
+        keys = [*source.tokens]
+        hidden = Edit(tap="masked_scores", keys=keys, set=-math.inf)  # beside a sink, whose share grows
+        if loaded.attention.way == "observed":
+            hidden = Edit(tap="weights", keys=keys, set=0.0, renormalize=True)
         edits = {str(place.key): [hidden] for place in plan.places}
         found.append(_sentences(_every_logit(loaded, ids, edits=edits)[0], ids, plan))
     return np.stack(found) - clean

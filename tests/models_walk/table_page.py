@@ -4,12 +4,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
 from tests.docs.snippets import ROOT
 from tests.models_walk.compared import CLOSE, Found
 from tests.models_walk.joined import BOUND
+from tests.models_walk.questions import QUESTIONS
 
 PAGE: Final = ROOT / "docs" / "models-table.md"
 _PAGE: Final = """# Models of transformers, one by one
@@ -50,6 +52,34 @@ Of those that generate, texts of any lengths share passes in {unlike}, texts of 
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
+## The younger questions
+
+Of the {younger} types that read the tokens of a text, each is asked of a text of 9 tokens and of a padded batch of two
+texts, whose numbers are to be those of each text alone. A model that mixes padding into its texts, as some do in
+transformers, makes vectors of them one by one, and is asked the rest of the one text. Numbers are errors as above. A
+dash is a refusal, whose reasons are below.
+
+- *embeddings*: the vectors of [texts](texts.md) beside the last states of transformers, pooled.
+- *similarity*: the cosine of two texts and gradient · embedding of each token, beside feeding the embeddings to
+  transformers and differentiating.
+- *lens*: the last layer's reading is the logits, and all parts of a logit add up to it.
+- *effects*: each of a sweep over heads is the difference of two passes.
+- *paths*: those from the embeddings, the heads and the MLP of a layer to the logits are the passes whose last states
+  lack what each adds, by hooks of plain PyTorch.
+- *context*: the log-probability of an answer without a source is that of a pass of its own.
+
+| question | answered | refused | faults | largest error |
+|---|---|---|---|---|
+{counts}
+
+| type | embeddings | similarity | lens | effects | paths | context |
+|---|---|---|---|---|---|---|
+{asked}
+
+| question | types | refused since |
+|---|---|---|
+{refusals}
+
 ## What is not compared, or differs
 
 | type | part | reason |
@@ -87,6 +117,8 @@ def page(found: Sequence[Found]) -> str:
         date=date.today(), transformers=version("transformers"), torch=version("torch").partition("+")[0],
         whole=len(whole), all=len(ordered), observed=sum(each.way == "observed" for each in whole), close=CLOSE,
         most=f"The largest difference of a whole pass is {largest:.1e}.",
+        younger=sum(map(_is_asked, whole)), counts="\n".join(map(partial(_counted, whole), QUESTIONS)),
+        asked="\n".join(_asked(each) for each in whole if _is_asked(each)), refusals="\n".join(_refusals(whole)),
         rows="\n".join(map(_row, whole)), parts="\n".join(_parts(whole)),
         reasons="; ".join(f"{count} {reason}" for reason, count in counts.most_common()) + ".",
         others="\n".join(f"| {each.kind} | {_cell(_why(each))} |" for each in others),
@@ -107,6 +139,42 @@ def _row(each: Found) -> str:
     joined = each.joined if each.apart is None else f"{each.joined} {apart}"
     cells = tokens, joined or "–", held, implicit, each.family or "–", ", ".join(each.forms) or "–"
     return f"| {' | '.join((each.kind, each.architecture, each.way, str(each.layers), *errors, *cells))} |"
+
+
+def _is_asked(each: Found) -> bool:
+    return bool(each.asked or each.refused)
+
+
+def _counted(whole: Sequence[Found], name: str) -> str:
+    """The row of one question: the types that answer, refuse and fail, and the largest error."""
+    answered = [each.asked[name] for each in whole if name in each.asked]
+    refused = sum(name in each.refused for each in whole)
+    faults = sum(name in each.reasons for each in whole) + sum(number >= CLOSE for number in answered)
+    return f"| {name} | {len(answered)} | {refused} | {faults} | {max(answered, default=0):.0e} |"
+
+
+def _asked(each: Found) -> str:
+    """The row of one type: the error of each question, a dash for a refusal."""
+    cells = [
+        f"{each.asked[name]:.0e}" if name in each.asked else "–" if name in each.refused else "fault"
+        for name in QUESTIONS
+    ]
+    return f"| {' | '.join((each.kind, *cells))} |"
+
+
+def _refusals(whole: Sequence[Found]) -> Iterable[str]:
+    """The reasons of refusals without the names of classes and layers, and the number of types of each."""
+    for name in QUESTIONS:
+        counts = Counter(_without_names(each.refused[name]) for each in whole if name in each.refused)
+        for reason, count in counts.most_common():
+            yield f"| {name} | {count} | {_cell(reason)} |"
+
+
+def _without_names(reason: str) -> str:
+    """A reason with the field at fault and the names of classes left out."""
+    plain = reason.partition(": ")[2] if re.match(r"[\w.]+: ", reason) else reason
+    plain = re.sub(r"\b[A-Z]\w*(For|Model|LMHead|Encoder)\w*", "the model", plain)
+    return re.sub(r"layer \S+( of| is|:)", r"layer n\1", plain).partition(";")[0]
 
 
 def _parts(whole: Iterable[Found]) -> Iterable[str]:

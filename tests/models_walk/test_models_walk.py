@@ -9,6 +9,7 @@ from transformers.models.auto import modeling_auto
 from tests.models_walk.compared import CLOSE, Found, error, limited, prepare
 from tests.models_walk.joined import BOUND
 from tests.models_walk.kept_walk import KeptWalk, walk
+from tests.models_walk.questions import QUESTIONS
 from tests.models_walk.small_configs import SMALL, shrunk
 from tests.models_walk.table_page import PAGE, page, rows, summary
 
@@ -38,6 +39,8 @@ def test_a_type_with_its_own_ways_is_whole(kind):
     assert found.generated
     assert found.joined is not None
     assert found.apart is None or found.apart <= BOUND
+    assert found.asked.keys() | found.refused.keys() == QUESTIONS.keys()
+    assert max(found.asked.values()) < CLOSE
 
 
 def test_a_type_with_a_generation_of_its_own_generates():
@@ -140,12 +143,20 @@ def test_a_type_that_ends_its_process_leaves_the_others(tmp_path):
 
 def test_the_page_says_what_was_found():
     whole = Found("net", "Net", 1e-7, 2e-7, 3e-7, True, "unlike", 5e-7, "llama", 2, 4e-7, "computed", ["classes"])
+    whole.asked = {"embeddings": 1e-7, "lens": 3e-7, "context": 2.0}
+    whole.refused = {"effects": "of: NetModel has no head; send another", "paths": "from: no"}
+    whole.reasons = {"similarity": "fault: it fell"}
     refused = Found("other", reasons={"whole": "checkpoint: it is | odd"})
     text = page([refused, whole])
     assert "**1 model types are whole**" in text
     row = "| net | Net | computed | 2 | 1e-07 | 2e-07 | 3e-07 | equal | unlike 5e-07 | 4e-07 | – | llama | classes |"
     assert row in text
     assert r"| other | it is \| odd |" in text
+    assert "| net | 1e-07 | fault | 3e-07 | – | – | 2e+00 |" in text
+    assert "| effects | 0 | 1 | 0 | 0e+00 |" in text
+    assert "| context | 1 | 0 | 1 | 2e+00 |" in text
+    assert "| similarity | 0 | 0 | 1 | 0e+00 |" in text
+    assert "| effects | 1 | the model has no head |" in text
 
 
 def test_the_page_has_every_type_that_predicts_tokens():

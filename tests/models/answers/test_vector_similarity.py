@@ -30,6 +30,8 @@ KINDS = {
     "albert": "layers that share a module",
     "longformer": "texts that it fills up itself",
     "mamba2": "no attention",
+    "whisper": "texts that padding changes",
+    "mobilebert": "the same of an encoder",
 }
 """Types by what is unlike most."""
 

@@ -25,7 +25,8 @@ from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.images.pair_inputs import PairInputs
-from attention_service.models.inputs.input_stacks import Tokens
+from attention_service.models.inputs.input_stacks import Stack, Tokens
+from attention_service.models.loaded.last_states import LastStates
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
 from attention_service.models.passes.attention_pass import AttentionPass
@@ -57,6 +58,10 @@ class EmbeddingPlan:
     def of(self, texts: Sequence[int]) -> "EmbeddingPlan":
         """The same of some of the texts, by their numbers."""
         return replace(self, rows=[self.rows[at] for at in texts], left_out=[self.left_out[at] for at in texts])
+
+    def stack(self, loaded: LoadedModel) -> Stack:
+        """The texts as one batch."""
+        return loaded.reader.batch([Tokens(ids, [None] * len(ids)) for ids in self.rows])
 
     def pooled(self, states: Tensor, mask: Tensor) -> Tensor:
         """The vectors ``[B, D]`` of states ``[B, L, d_model]``, ``mask [B, L]`` true for real tokens."""
@@ -111,16 +116,14 @@ def plan_texts(
 
 def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -> Embeddings:
     """Return a vector for each text."""
-    reader, rows = loaded.reader, plan.rows
-    stack = reader.batch([Tokens(ids, [None] * len(ids)) for ids in rows])
-    mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
-    arguments, asking = reader.arguments(stack), AttentionPass({})
+    reader, rows, asking = loaded.reader, plan.rows, AttentionPass({})
     checkpoint()
     with torch.inference_mode():
         if isinstance(reader, PairInputs):
-            vectors = normalized(loaded.run(arguments, asking).pooler_output)
+            vectors = normalized(loaded.run(reader.arguments(plan.stack(loaded)), asking).pooler_output)
         else:
-            vectors = plan.pooled(loaded.last_states.of(arguments, asking), mask)
+            states = loaded.last_states
+            vectors = torch.cat([vectors_of(loaded, states, part, asking) for part in passes_of(loaded, plan)])
     if request.dimensions is not None:
         vectors = normalized(vectors[:, : request.dimensions])
     written: list[Any] = vectors.tolist()
@@ -135,6 +138,22 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
         usage=Usage(prompt_tokens=count, total_tokens=count),
         ran=OpenAIRan(weights=weights_with(loaded, loaded.adapters.active)),
     )
+
+
+def passes_of(loaded: LoadedModel, plan: EmbeddingPlan) -> list[EmbeddingPlan]:
+    """The texts of each pass: all in one, or each alone where padding would change its numbers."""
+    if len({*map(len, plan.rows)}) == 1 or loaded.passes_over_padding:
+        return [plan]
+    return [plan.of([text]) for text in range(len(plan.rows))]
+
+
+def vectors_of(
+    loaded: LoadedModel, last_states: LastStates, plan: EmbeddingPlan, asking: AttentionPass
+) -> Tensor:  # fmt: skip
+    """Run texts as one batch. Returns their vectors ``[B, D]``."""
+    stack = plan.stack(loaded)
+    mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
+    return plan.pooled(last_states.of(loaded.reader.arguments(stack), asking), mask)
 
 
 def _settings(loaded: LoadedModel, pooling: str | None = None) -> SentenceSettings:

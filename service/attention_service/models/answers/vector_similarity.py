@@ -13,8 +13,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.pair_similarity import images_of
-from attention_service.models.answers.text_embeddings import EmbeddingPlan, plan_texts
-from attention_service.models.inputs.input_stacks import Stack, Tokens
+from attention_service.models.answers.text_embeddings import EmbeddingPlan, passes_of, plan_texts, vectors_of
+from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.entering_states import kept_as_leaf
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_ran
@@ -52,30 +52,42 @@ def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> Simi
 
 def stacked(loaded: LoadedModel, plan: EmbeddingPlan) -> SimilarityPlan:
     """The plan of pairs as one batch."""
-    return SimilarityPlan(plan, loaded.reader.batch([Tokens(ids, [None] * len(ids)) for ids in plan.rows]))
+    return SimilarityPlan(plan, plan.stack(loaded))
 
 
 def similarity_reply(
     loaded: LoadedModel, request: TextSimilarityRequest, planned: SimilarityPlan
 ) -> TextSimilarityReply:
     """Return the cosine of each pair, and the share of each token in it."""
-    stack, asking, last_states = planned.stack, AttentionPass({}), loaded.last_states
-    embedded: dict[str, Tensor] = {}
-    checkpoint()
-    mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
-    with torch.set_grad_enabled(request.gradients), ExitStack() as hooks:
-        if request.gradients:
-            hooks.callback(loaded.entering.changing(kept_as_leaf(embedded, "text")))
-        states = last_states.of(loaded.reader.arguments(stack), asking)
-        first, second = planned.plan.pooled(states, mask).chunk(2)
+    stack, asking, parts = planned.stack, AttentionPass({}), passes_of(loaded, planned.plan)
+    last_states, embedded = loaded.last_states, dict[int, Tensor]()
+    vectors = list[Tensor]()
+    with torch.set_grad_enabled(request.gradients):
+        for number, part in enumerate(parts):
+            checkpoint()
+            with ExitStack() as hooks:
+                if request.gradients:
+                    hooks.callback(loaded.entering.changing(kept_as_leaf(embedded, number)))
+                vectors.append(vectors_of(loaded, last_states, part, asking))
+        first, second = torch.cat(vectors).chunk(2)
         cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
     labels = loaded.reader.labels(stack)
     fields: dict[str, Any] = {"similarity": cosine.tolist(), "labels": _by_pair(labels)}
     if request.gradients:
-        (gradient,) = torch.autograd.grad(cosine.sum(), [embedded["text"]])
-        shares = (gradient * embedded["text"]).sum(-1).detach()
+        gradients = torch.autograd.grad(cosine.sum(), [*embedded.values()])
+        found = [(x * leaf).sum(-1).detach() for x, leaf in zip(gradients, embedded.values(), strict=True)]
+        shares = found[0] if len(parts) == 1 else _filled_up(found, stack)
         fields["tokens"] = _by_pair(shares.tolist())
     return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, asking, loaded.adapters.active)})
+
+
+def _filled_up(of_texts: Sequence[Tensor], stack: Stack) -> Tensor:
+    """Numbers ``[1, L]`` of the tokens of each text, each run alone, as those of one batch; 0 for padding."""
+    found = of_texts[0].new_zeros(stack.ids.shape)
+    real = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
+    for row, own, numbers in zip(found, real, of_texts, strict=True):
+        row[own] = numbers[0]
+    return found
 
 
 def _by_pair(of_texts: Sequence[Any]) -> list[list[Any]]:

@@ -64,9 +64,10 @@ class EnteringStates:
         try:
             with torch.enable_grad():
                 made = self._run(self._reader.short_runs()[0])
-                states = next(x for x in made.values() if isinstance(x, Tensor) and x.requires_grad)
-                torch.autograd.grad(states.sum(), [*found.values()], allow_unused=True)
-        except (*NOT_RUNNING, AssertionError, StopIteration) as fault:
+                states = [x for x in made.values() if isinstance(x, Tensor) and x.requires_grad]
+                if states:
+                    torch.autograd.grad(states[0].sum(), [*found.values()], allow_unused=True)
+        except (*NOT_RUNNING, AssertionError) as fault:
             reason = str(fault).partition("\n")[0]
             return f"{type(self._model).__name__} cannot be differentiated by transformers ({reason})"
         finally:

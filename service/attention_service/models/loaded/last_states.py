@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_service.models.inputs.input_stacks import Tokens
+from attention_service.core.tensors import wide
+from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import TARGET, TEXT, AttentionPlace
@@ -68,7 +69,7 @@ def find_last_states(
 
     ``places``: its layers that mix tokens.
     """
-    texts = reader.batch([Tokens([*range(1, 1 + count)], [None] * count) for count in (TEXT, TARGET)])
+    texts = _texts(reader, (TEXT, TARGET))
     arguments = reader.arguments(texts)
     if reader.pairs:
         arguments = arguments | {"decoder_input_ids": texts.ids[:, :TARGET]}
@@ -104,6 +105,20 @@ def find_last_states(
     return LastStates(part, states.shape[2], time_first, alone, run)
 
 
+def has_numbers_of_alone(reader: InputReader, run: Run) -> bool:
+    """True if a short text has the outputs that it has alone where it is filled up to the length of another."""
+    together, alone = _texts(reader, (TEXT, TARGET)), _texts(reader, (TARGET,))
+    try:
+        with torch.no_grad():
+            found, own = (run(reader.arguments(texts), AttentionPass({}))[0] for texts in (together, alone))
+    except NOT_RUNNING:
+        return False
+    if found.ndim < 3:  # one output of each text
+        return _same(found[1], own[0])
+    real = slice(None) if together.mask is None else together.mask[1].to(found.device)
+    return found.shape[1] == together.length and _same(found[1][real], own[0])
+
+
 def own_arguments(part: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a model that a part of it takes by name."""
     names = inspect.signature(part.forward).parameters
@@ -118,6 +133,10 @@ def _candidates(model: PreTrainedModel, reader: InputReader, places: Sequence[At
     return [each for each in model.modules() if wanted <= {*each.modules()}]
 
 
+def _texts(reader: InputReader, lengths: Sequence[int]) -> Stack:
+    return reader.batch([Tokens([*range(1, 1 + length)], [None] * length) for length in lengths])
+
+
 def _no_vectors(model: PreTrainedModel, reason: str) -> InvalidCheckpoint:
     return InvalidCheckpoint.at("model", f"{type(model).__name__} {reason}; it makes no vectors of texts")
 
@@ -126,4 +145,4 @@ def _same(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     digits = 1 if one.dtype.itemsize > 2 else 100
-    return bool((one.float() - other.float()).norm() <= digits * _RELATIVE_TOLERANCE * other.float().norm())
+    return bool((wide(one) - wide(other)).norm() <= digits * _RELATIVE_TOLERANCE * wide(other).norm())

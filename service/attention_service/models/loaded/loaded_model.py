@@ -26,7 +26,12 @@ from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.adapters import Adapters
 from attention_service.models.loaded.entering_states import EnteringStates
-from attention_service.models.loaded.last_states import LastStates, find_last_states, own_arguments
+from attention_service.models.loaded.last_states import (
+    LastStates,
+    find_last_states,
+    has_numbers_of_alone,
+    own_arguments,
+)
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, no_layers_seen
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
@@ -34,6 +39,7 @@ from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import compute_in_float64
 from attention_service.models.passes.module_states import ModuleStates
+from attention_service.models.passes.module_taps import CHOSEN
 from attention_service.models.passes.shared_layers import SharedLayers
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import LayerKey
@@ -145,6 +151,15 @@ class LoadedModel:
         """True if the rows of a batch are texts at every attention, so that those of several questions share passes."""
         whole = all(place.windows is None for place in self.places.values())
         return whole and self.attention.way == "computed"
+
+    @cached_property
+    def passes_over_padding(self) -> bool:
+        """True if a text has the same numbers in a batch with longer ones, as a short run shows.
+
+        An attention that chooses keys has not: padding decides between keys of equal scores.
+        """
+        chooses = any(CHOSEN in place.beside.names for place in self.places.values())
+        return not chooses and has_numbers_of_alone(self.reader, self.run)
 
     @cached_property
     def last_states(self) -> LastStates:

@@ -137,27 +137,29 @@ class SharedLayers:
         if not self._blocks:
             return next(iter(firsts), None)
         if untried := [first for first in firsts if (first, narrow) not in self._able]:
-            able = self._tried(untried, run, narrow=narrow)
+            # Of two texts too: what layers hand on beside states would fit all copies of one text.
+            able = self._tried(untried, run, 1, narrow=narrow)
+            able = self._tried(sorted(able), run, 2, narrow=narrow) if able else able
             self._able |= {(first, narrow): first in able for first in untried}
         return next((first for first in firsts if not self._able[first, narrow]), None)
 
-    def _tried(self, firsts: Iterable[int], run: Callable[[int], Tensor], *, narrow: bool) -> set[int]:
-        """Return the layers at which a pass can begin."""
+    def _tried(self, firsts: Iterable[int], run: Callable[[int], Tensor], texts: int, *, narrow: bool) -> set[int]:
+        """Return the layers at which a pass over two copies of so many texts can begin."""
         able: set[int] = set()
         try:
             with self.keeping() as kept:
-                run(1)
+                run(texts)
             if len(kept.before) < self.count or len(kept.returned) < self.count:
                 return able
-            last = torch.tensor([[kept.before[0].shape[1] - 1]])
-            whole = run(2)
+            last = torch.tensor([[kept.before[0].shape[1] - 1]] * texts)
+            whole = run(2 * texts)
         except NOT_RUNNING:
             return able
         most = min(_SAME * torch.finfo(whole.dtype).eps, _MOST) * whole.abs().max()
         for first in firsts:
             try:
                 with self.beginning(kept, first, 2, last if narrow else None):
-                    found = run(2)
+                    found = run(2 * texts)
             except NOT_RUNNING:
                 continue
             if bool((whole - found).abs().max() <= most):

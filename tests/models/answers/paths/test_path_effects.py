@@ -224,5 +224,5 @@ def test_one_trial_serves_all_layers_that_are_ends():
     fields = {"tokens": IDS, "from": {"parts": ["embeddings"]}, "to": {"parts": ["q"]}}
     with patch.object(model, "run", wraps=model.run) as runs:
         EffectsOfPaths(model, validate(ModelEffectsRequest, fields), stream)
-    assert runs.call_count == 2 + 3
+    assert runs.call_count == 2 * (2 + 3)  # over one text, and over two
     assert model.shared_layers._able == {(layer, False): True for layer in range(3)}

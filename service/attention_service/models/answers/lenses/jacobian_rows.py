@@ -40,8 +40,9 @@ def plan_rows(
     loaded: LoadedModel, request: JacobianRequest, stream: ResidualStream, costs: ModelCosts, free_bytes: int
 ) -> RowsPlan:
     """Check a request. Raises InvalidRequest that names the field at fault."""
-    if loaded.reader.pairs or stream.several_streams:
-        why = "a model with one stack of layers" if loaded.reader.pairs else "states that are one stream"
+    if loaded.reader.pairs or stream.several_streams or stream.time_first:
+        one = "states that are one stream" if stream.several_streams else "states that stand text by text"
+        why = "a model with one stack of layers" if loaded.reader.pairs else one
         raise InvalidRequest.at("model", f"a Jacobian lens needs {why}")
     read = loaded.reader.read(ModelInput(text=request.text)).text
     ids = read.ids[0, : request.max_tokens].tolist()

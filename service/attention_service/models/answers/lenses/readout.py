@@ -4,14 +4,13 @@ The model itself runs, over texts of one token whose layers are passed over: eac
 read. So whatever stands behind the layers acts as it does in a pass: norms, projections, caps and factors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from attention_contract.errors import InvalidRequest
 from attention_service.core.tensors import wide
@@ -29,6 +28,10 @@ class Readout:
     loaded: LoadedModel
     returned: Mapping[nn.Module, Any]
     """The output of each layer in a short run; its first entry is the states."""
+    time_first: Collection[nn.Module] = ()
+    """The layers that pass on states ``[L, B, d]``."""
+    encoded: Any = None
+    """The output of the encoder in that run, of a model that has one."""
 
     @property
     def width(self) -> int:
@@ -51,7 +54,7 @@ class Readout:
             arguments = {"decoder_input_ids": texts.ids}
         options = loaded.options(arguments)
         if reader.pairs:
-            options["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+            options["encoder_outputs"] = with_first(self.encoded, states)
         with loaded.attention.running(AttentionPass({})), self._passing_over(states):
             found: Tensor = loaded.model(**options).logits
         return wide(found[:, -1])
@@ -62,7 +65,7 @@ class Readout:
         own = {layer: vars(layer).get("forward") for layer in self.returned}
         try:
             for layer, returned in self.returned.items():
-                found = with_first(returned, states)
+                found = with_first(returned, states.transpose(0, 1) if layer in self.time_first else states)
                 layer.forward = lambda *_, _found=found, **__: _found
             yield
         finally:
@@ -77,7 +80,10 @@ class Readout:
         try:
             found = self.logits(states.flatten(0, 1)).view(logits.shape)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as fault:
-            raise InvalidRequest.at("kind", f"{self._name} reads no single states: {fault}") from fault
+            raise InvalidRequest.at(
+                "kind",
+                f"{self._name} does not run over states of single tokens in place of its layers' (it says: {fault})",
+            ) from fault
         if bool((found - wide(logits)).norm() > tolerance * wide(logits).norm()):
             raise InvalidRequest.at(
                 "kind",

@@ -90,6 +90,8 @@ class ResidualStream:
     unembedding: Unembedding | None = None
     without_parts: str = ""
     """The reason for which the states are no sum of parts that are known."""
+    time_first: bool = False
+    """True if its layers pass on states ``[L, B, d]``."""
     several_streams: bool = False
     """True if each token has several states behind a layer, as with hyper-connections."""
     unsummed_layer: int | None = None
@@ -147,10 +149,22 @@ def find_stream(loaded: LoadedModel) -> ResidualStream:
     for layer in layers:
         if layer not in traces.made:
             raise InvalidRequest.at("kind", f"a layer of {name} returns no states")
-    readout = Readout(loaded, {each: traces.returned[each] for each in every_layer(loaded) if each in traces.returned})
-    readout.check(traces.made[layers[-1]], logits, tolerance_of(loaded))
-    several = traces.made[layers[-1]].ndim > 3
-    stream = ResidualStream(readout, layers, places, several_streams=several)
+    time_first = {place.layer for place in loaded.all_places if place.time_first}
+    last = traces.made[layers[-1]]
+    last = last.transpose(0, 1) if layers[-1] in time_first else last
+    if last.shape[:2] != logits.shape[:2]:
+        raise InvalidRequest.at(
+            "kind",
+            f"the layers of {name} return states of the shape {[*last.shape]} for {logits.shape[1]} tokens; a lens "
+            "reads one state of each token",
+        )
+    returned = {each: traces.returned[each] for each in every_layer(loaded) if each in traces.returned}
+    encoder = loaded.model.get_encoder() if loaded.reader.pairs else None
+    readout = Readout(loaded, returned, time_first, None if encoder is None else traces.returned.get(encoder))
+    readout.check(last, logits, tolerance_of(loaded))
+    stream = ResidualStream(readout, layers, places, time_first=layers[-1] in time_first, several_streams=last.ndim > 3)
+    if stream.time_first:
+        return replace(stream, without_parts=f"{name}: its layers pass on states token by token, text by text within")
     try:
         stream = replace(stream, branches=_branches(loaded, stream, traces))
         unsummed = _unsummed_layer(stream, traces, tolerance_of(loaded))

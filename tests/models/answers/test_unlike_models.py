@@ -1,0 +1,85 @@
+"""Questions to models whose layers pass on more, or otherwise, than one state of each token of a text."""
+
+import copy
+
+import pytest
+from tests.client.tiny_models import tokenizer
+from tests.models.small_models import device
+from tests.models_walk.compared import built
+from tests.models_walk.questions import QUESTIONS
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.lenses import ModelLensRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_service.models.answers.joined_questions import group_of
+from attention_service.models.answers.lenses.lens_plan import plan_lens
+from attention_service.models.answers.lenses.residual_stream import find_stream
+from attention_service.models.loaded.checked_request import read_request
+from attention_service.models.loaded.loaded_model import LoadedModel
+
+
+@pytest.fixture
+def small():
+    """Return a function that builds a small model of a type, and loads a copy of it."""
+    loaded = []
+
+    def small(kind):
+        model = built(kind)
+        loaded.append(LoadedModel(kind, copy.deepcopy(model).requires_grad_(False), tokenizer(), device()))
+        return model.to(device().torch), loaded[-1]
+
+    yield small
+    for each in loaded:
+        each.close()
+
+
+@pytest.mark.parametrize("kind", ["xlnet", "fsmt", "nllb-moe"])
+def test_a_lens_reads_states_that_are_time_first_and_decoders_of_experts(small, kind):
+    assert QUESTIONS["lens"](*small(kind)) < 1e-5
+
+
+def test_states_that_are_time_first_are_not_divided_into_parts(small):
+    _, loaded = small("xlnet")
+    with pytest.raises(InvalidRequest, match=r"token by token.*ask of hidden alone") as fault:
+        plan_lens(loaded, ModelLensRequest(tokens=[3, 4, 5], of=["output"]), find_stream(loaded))
+    assert fault.value.param == "of.0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("prophetnet", r"\[1, 9, 32\] for 3"), ("gemma3n_text", r"\[4, 1, 5, 32\]")]
+)
+def test_a_layer_that_returns_other_states_than_one_a_token_is_refused_by_their_shape(small, kind, shape):
+    _, loaded = small(kind)
+    with pytest.raises(InvalidRequest, match=f"return states of the shape {shape}.*one state of each token"):
+        find_stream(loaded)
+
+
+def test_layers_that_hand_on_more_than_states_run_whole_for_each_edit_of_a_batch(small):
+    """Zaya's routers get what the router of the layer before made, of every text."""
+    model, loaded = small("zaya")
+    assert loaded.first_unable(range(loaded.shared_layers.count)) == 1
+    assert QUESTIONS["effects"](model, loaded) < 1e-4
+
+
+def test_padding_chooses_no_keys_of_a_source_that_is_left_out(small):
+    """An indexer of which many scores are 0 takes other keys of a padded text, in transformers too."""
+    model, loaded = small("glm_moe_dsa")
+    assert QUESTIONS["context"](model, loaded) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "joins"), [("glm_moe_dsa", False), ("whisper", False), ("llama", True), ("gpt2", True)]
+)
+def test_a_text_that_padding_changes_shares_no_pass_with_longer_ones(small, kind, joins):
+    _, loaded = small(kind)
+    request = ModelForwardRequest(tokens=[3, 4, 5], return_=[])
+    assert loaded.passes_over_padding == joins
+    assert (group_of(loaded, request, read_request(loaded, request)) is not None) == joins
+
+
+def test_what_is_asked_is_held_to_its_property(small):
+    """A last MLP that is wrong by a hundredth shows in all but effects, which are held to passes of the same model."""
+    model, loaded = small("llama")
+    loaded.model.model.layers[1].mlp.down_proj.weight.mul_(1.01)
+    errors = {name: ask(model, loaded) for name, ask in QUESTIONS.items() if name != "effects"}
+    assert min(errors.values()) > 1e-4, errors

@@ -28,6 +28,12 @@ class ModelMemory:
         """Bytes of models that answer requests. They can be freed once these have their answers."""
         return self.bytes - self.reclaimable
 
+    @property
+    def held_by(self) -> str:
+        """The models that answer requests, with the bytes that they hold, the largest first."""
+        used = sorted((each for each in self._shares if not each.is_unused and each.name), key=lambda each: -each.bytes)
+        return ", ".join(f"{each.name} ({each.bytes} bytes)" for each in used)
+
     def reclaim(self, need: int) -> None:
         """Free what is kept for replies, then end the spare process and the least recently used models for so much."""
         need -= sum(each.bytes if each.ends else each.kept for each in self._shares)
@@ -64,11 +70,13 @@ class MemoryShare:
         give_back: Callable[[], None] = lambda: None,
         *,
         first: bool = False,
+        name: str = "",
     ) -> None:
         """``give_way`` ends the process soon. ``give_back`` frees what it keeps for replies.
 
-        ``first``: give way before others, not in the order of the last use.
+        ``first``: give way before others, not in the order of the last use. ``name``: of its model.
         """
+        self.name = name
         self.give_way = give_way
         self.give_back = give_back
         self.first = first

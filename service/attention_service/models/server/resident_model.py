@@ -8,7 +8,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, Literal
 
-from attention_contract.errors import AttentionError, ModelEnded
+from attention_contract.errors import AttentionError, ModelEnded, Overloaded
 from attention_contract.schemas.models import ModelInfo
 from attention_service.models.model_catalogue import PROCESS_BYTES, ModelFolder
 from attention_service.models.server.model_environment import ModelEnvironment
@@ -21,6 +21,8 @@ from attention_service.runtime.scheduling.passes import draining
 from attention_service.runtime.scheduling.reservation import Reservation
 
 log = logging.getLogger(__name__)
+_RETRY_S: Final = 60
+"""Seconds after which a load is worth another try, if other models hold its memory and answer requests."""
 _SHARE: Final = 0.75
 """Share of the memory that a divided model may have; the rest is for its requests."""
 
@@ -47,7 +49,7 @@ class ResidentModel:
         self.dtype = dtype or ("float32" if not environment.device.is_cuda else folder.stored)
         self.progress: float | None = None
         """Share of the weights that are loaded, while it is being loaded."""
-        self._share = MemoryShare(environment.memory, self._give_way, self._give_back)
+        self._share = MemoryShare(environment.memory, self._give_way, self._give_back, name=name)
         """The memory that it holds besides what is in flight: an estimate, or what a GPU holds."""
         self._divided = divided
         self._environment = environment
@@ -198,8 +200,7 @@ class ResidentModel:
         held = Reservation(budget, self._queue.waiting.first().caller)
         worker = None if self._spare is None else self._spare.take(need)
         try:
-            budget.check(need, "loading the model takes an estimated {need} bytes", "Load a smaller one")
-            await held.take(need)
+            await self._take(held, need)
             if environment.device.is_cuda:
                 await environment.give_back_cached(need)
             if worker is None:
@@ -232,6 +233,23 @@ class ResidentModel:
         for each in self._queue.waiting:
             each.loaded = now
         return worker
+
+    async def _take(self, held: Reservation, need: int) -> None:
+        """Take the memory of the load, for which idle models end. Raises what the budget does.
+
+        If models that answer requests hold it, the refusal names them, and tells clients to come back much later.
+        """
+        budget = self._environment.budget
+        try:
+            budget.check(need, "loading the model takes an estimated {need} bytes", "Load a smaller one")
+            await held.take(need)
+        except Overloaded as fault:
+            if not (holders := self._environment.memory.held_by):
+                raise
+            why = fault.detail.removesuffix("; try again in a moment")
+            refusal = Overloaded(f"{why}: {holders}. Ask again when one of them is idle, or unload one", **fault.facts)
+            refusal.retry_after = _RETRY_S
+            raise refusal from None
 
     def _note_progress(self, share: float) -> None:
         self.progress = share

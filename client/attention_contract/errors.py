@@ -38,6 +38,7 @@ __all__ = [
     "NeverFits",
     "NoRoom",
     "NotAcceptable",
+    "NotFinite",
     "NotFound",
     "OverBudget",
     "Overloaded",
@@ -243,6 +244,10 @@ class KernelUnsuitable(InvalidRequest, title="The kernel cannot do this"):
 
 class TooLong(InvalidRequest, title="The request would take too long"):
     """The request would compute for longer than the server allows."""
+
+
+class NotFinite(InvalidRequest, title="The model's numbers are not finite"):
+    """The numbers of a pass overflow in the dtype of the model, or are NaN, though all that was given is finite."""
 
 
 class InvalidCheckpoint(InvalidRequest, title="The checkpoint cannot be imported"):

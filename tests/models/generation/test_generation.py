@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest, NotFinite
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, Completion, CompletionRequest
 from attention_contract.validation import validate
@@ -522,14 +522,13 @@ def broken():
     return model
 
 
-def test_logits_that_are_not_finite_are_refused_when_drawn_from_and_reported_when_not(broken):
-    request = validate(CompletionRequest, {"model": "broken", "prompt": PROMPTS, "max_tokens": 2, "logprobs": 1})
-    with pytest.raises(InvalidRequest, match="after 0 generated tokens the logits are NaN or infinite") as fault:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(broken, temperature):
+    fields = {"model": "broken", "prompt": PROMPTS, "max_tokens": 2, "logprobs": 1, "temperature": temperature}
+    request = validate(CompletionRequest, fields)
+    with pytest.raises(NotFinite, match="logits of the next token") as fault:
         generate(broken, request, plan_generation(broken, request), lambda _: None)
-    assert fault.value.param == "temperature"
-    given = request.model_copy(update={"temperature": 0.0})
-    (whole,) = generate(broken, given, plan_generation(broken, given), lambda _: None).last
-    assert np.isnan(on_wire(Completion, whole).choices[0].logprobs.token_logprobs).all()
+    assert fault.value.param == "model"
 
 
 def test_a_temperature_at_which_logits_overflow_is_refused():

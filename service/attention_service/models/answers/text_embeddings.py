@@ -15,7 +15,7 @@ import torch
 from tokenizers.normalizers import Lowercase
 from torch import Tensor
 
-from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest, NotFinite
 from attention_contract.schemas.openai import Embedding, EmbeddingRequest, Embeddings, OpenAIRan, Usage
 from attention_contract.schemas.prompts import Message
 from attention_service.core.cancellation import checkpoint
@@ -126,6 +126,8 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
             vectors = torch.cat([vectors_of(loaded, states, part, asking) for part in passes_of(loaded, plan)])
     if request.dimensions is not None:
         vectors = normalized(vectors[:, : request.dimensions])
+    if not bool(vectors.isfinite().all()):
+        raise NotFinite("the vectors are not finite", param="model", field="embedding")
     written: list[Any] = vectors.tolist()
     if request.encoding_format == "base64":
         written = [

@@ -1,5 +1,6 @@
 """The passes that give running texts their next tokens: shared by those that can, alone for each other one."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -11,6 +12,7 @@ from attention_service.core.tensors import wide
 from attention_service.models.generation.decode_attention import DecodeAttention, Decoding
 from attention_service.models.generation.joined.joined_group import ALONE, JoinedGroup, Joining, try_joining
 from attention_service.models.generation.joined.joined_prompts import alike_in_length, read_together, reads_together
+from attention_service.models.generation.logit_processors import no_finite_logits
 from attention_service.models.generation.observed_decoding import ObservedDecoding
 from attention_service.models.generation.read_texts import ReadTexts
 from attention_service.models.generation.running_text import RunningText
@@ -233,11 +235,13 @@ class Decoder:
             return [self._single(text) for text in texts]
         group.end()
         requests = len({text.request for text in texts})
-        greedy = logits.argmax(-1).tolist() if any(text.is_greedy for text in texts) else []
+        largest, greedy = (x.tolist() for x in logits.max(-1)) if any(text.is_greedy for text in texts) else ([], [])
         found = []
         for row, text in enumerate(texts):
             own = None if text.look is None else layers[text.look]
-            if text.is_greedy:
+            if text.is_greedy and not math.isfinite(largest[row]):
+                found.append(Step(text, fault=no_finite_logits()))
+            elif text.is_greedy:
                 found.append(Step(text, logits[row : row + 1], greedy[row], own, requests))
             else:
                 found.append(self._chosen(text, logits[row : row + 1], own, requests))

@@ -211,6 +211,12 @@ class Generation:
         self.texts, self._reading = [], None
         self._unread.clear()
 
+    def run_again(self) -> None:
+        """Run the model once more over the tokens of a text, all at once."""
+        ids = next((text.ids for text in self.texts), self.first)
+        with self._loaded.adapters.using(self._adapter):
+            _keep(self._loaded, self._request, self._plan, ids)
+
     def end(self) -> Generated:
         """Return the end. With ``keep``, ``LoadedModel.recording`` then holds the run."""
         if self._plan.keeps:

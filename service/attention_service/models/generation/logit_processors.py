@@ -4,7 +4,12 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from attention_contract.errors import InvalidRequest
+from attention_contract.errors import InvalidRequest, NotFinite
+
+
+def no_finite_logits() -> NotFinite:
+    """Return the error of a text whose logits are NaN, or beyond the numbers of their dtype."""
+    return NotFinite("the logits of the next token are not finite", param="model", field="logits")
 
 
 class LogitChanges(LogitsProcessor):
@@ -36,21 +41,15 @@ class DrawableLogits(LogitsProcessor):
 
     def __init__(self, temperature: float) -> None:
         self._temperature = temperature
-        self._steps = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` as they are. Raises InvalidRequest unless each row has a finite maximum.
+        """Return the logits ``[B, V]`` as they are. Raises NotFinite unless each row has a finite maximum.
 
         A logit of -inf is a token that cannot be drawn.
         """
         most = scores.amax(-1)  # NaN if any is NaN
         if bool((most / self._temperature).isfinite().all()):
-            self._steps += 1
             return scores
         if bool(most.isfinite().all()):
             raise InvalidRequest.at("temperature", f"logits overflow if divided by {self._temperature}; 0 divides none")
-        raise InvalidRequest.at(
-            "temperature",
-            f"no token can be drawn: after {self._steps} generated tokens the logits are NaN or infinite. 0 takes "
-            "the likeliest token without drawing, and the forward and weights operations show where they come from",
-        )
+        raise no_finite_logits()

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from attention_service.models.generation.decode_attention import RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.joined.joined_past import unjoinable
+from attention_service.models.generation.logit_processors import no_finite_logits
 from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.passes.module_states import Held, copied
@@ -217,6 +219,8 @@ class RunningText:
 
         The likeliest is that of the logits as they are; processors and draws have them in float32.
         """
+        if not self.draws and not math.isfinite(float(logits.max())):
+            raise no_finite_logits()
         process: Any = self.processors
         scores: Tensor = logits if self.is_greedy else logits.float()
         scores = process(self.tensor, scores) if self.processors else scores

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from attention_contract.errors import NotFinite
 from attention_service.models.answers.joined_questions import joined_replies
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
@@ -16,6 +17,7 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import AnswerGeneration
+from attention_service.models.process.finite_answers import check_finite, finite_work, located
 from attention_service.models.process.model_operations import OPERATIONS, ModelOperations
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
@@ -72,7 +74,7 @@ class ServedModel:
         self.loaded.check_files()
         made = partial(OPERATIONS[operation], self._operations, body, facts, emit)
         if (adapter := facts.get("adapter")) is None:
-            return made()
+            return finite_work(made(), self.loaded, made, body)
         adapters, name = self.loaded.adapters, adapter["name"]
         files = AdapterFiles.open(Path(adapter["folder"]))
 
@@ -80,7 +82,8 @@ class ServedModel:
             return with_adapter(self.loaded, adapters.known(name, files.written) or adapters.load(name, files), made)
 
         is_known = adapters.known(name, files.written) is not None
-        return loaded() if is_known else PricedRun(needed_bytes(files.bytes), loaded)
+        work = loaded() if is_known else PricedRun(needed_bytes(files.bytes), loaded)
+        return finite_work(work, self.loaded, loaded, body)
 
     @contextmanager
     def turn(self, *, alone: bool) -> Iterator[None]:
@@ -100,15 +103,25 @@ class ServedModel:
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
-        return [Answer(each) for each in joined_replies(self.loaded, questions)]
+        replies = joined_replies(self.loaded, questions)
+        for each in replies:
+            check_finite(each)  # each question is then answered alone
+        return [Answer(each) for each in replies]
 
     def read(self, running: Sequence[Generation], most: int) -> dict[int, Exception]:
         """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
-        return read_prompts(self._decoder, running, most)
+        return self._located(running, read_prompts(self._decoder, running, most))
 
     def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
-        return decode(self._decoder, running)
+        return self._located(running, decode(self._decoder, running))
+
+    def _located(self, running: Sequence[Generation], faults: dict[int, Exception]) -> dict[int, Exception]:
+        """The same faults; those of numbers that are not finite name the layer."""
+        return {
+            at: located(fault, self.loaded, running[at].run_again) if isinstance(fault, NotFinite) else fault
+            for at, fault in faults.items()
+        }
 
     def finish(self, running: Generation) -> Answer | PricedRun:
         """Return the end of a generation, or the work that it was the first part of."""

@@ -1,0 +1,180 @@
+"""Answers of finite numbers: a question whose numbers overflow, or become NaN, gets an error that names the layer.
+
+Each reply is looked over once. Only one with such numbers has a second look: the question is answered again while the
+outputs of the modules are watched. A request that brings NaN or ∞ itself is answered with what comes of them.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import torch
+from torch import Tensor, nn
+
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError, NotFinite
+from attention_contract.tensors import decode
+from attention_service.core.tensors import torch_dtype_name
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.module_hooks import first_of
+from attention_service.models.process.served import Answer, Parts, PricedRun
+
+_FORBIDS: Final = frozenset({"index_scores", "logits", "logprob", "lse", "masked_scores", "targets"})
+"""Fields in which −∞ says that a token or a key is forbidden."""
+_UNKNOWN: Final = frozenset({"alignment", "chosen_share", "retrieval", "sink_mass"})
+"""Fields in which NaN says that there is no such number."""
+_OTHERS: Final = frozenset({"labels", "ran", "usage"})
+"""Fields that hold no numbers of the model."""
+_SPECIAL: Final = frozenset({"NaN", "Infinity", "-Infinity"})
+
+
+def finite_work(work: PricedRun, loaded: LoadedModel, made: Callable[[], PricedRun], body: memoryview) -> PricedRun:
+    """Return the work of a request, whose answer has finite numbers or is an error. ``made`` makes the work anew."""
+
+    def checked(found: Any) -> Any:
+        if isinstance(found, Generator):
+            return parts(found)
+        if isinstance(found, Answer) and found.reply is not None and not _brings_nonfinite(found.reply, body):
+            check_finite(found.reply)
+        return finite_work(found, loaded, made, body) if isinstance(found, PricedRun) else found
+
+    def run() -> Any:
+        with _naming(loaded, made):
+            return checked(work.run())
+
+    def parts(given: Parts) -> Parts:
+        with _naming(loaded, made):
+            return checked((yield from given))  # type: ignore[no-any-return]
+
+    return work._replace(run=run)
+
+
+@contextmanager
+def _naming(loaded: LoadedModel, made: Callable[[], PricedRun]) -> Iterator[None]:
+    """Name the layer in the error of a block whose numbers are not finite."""
+    try:
+        yield
+    except NotFinite as fault:
+        raise (fault if "dtype" in fault.facts else located(fault, loaded, lambda: end_of(made()))) from None
+
+
+def end_of(found: Any) -> Any:
+    """What a work returns at last, once all its parts ran."""
+    while isinstance(found, PricedRun | Generator):
+        if isinstance(found, PricedRun):
+            found = found.run()
+            continue
+        try:
+            while True:
+                next(found)
+        except StopIteration as end:
+            found = end.value
+    return found
+
+
+def check_finite(reply: WireModel) -> None:
+    """Raise NotFinite for a reply with NaN or ∞, unless these have a meaning in their field."""
+    if (field := _nonfinite_field(reply)) is not None:
+        raise NotFinite(f"{field} of the reply is not finite", param="model", field=field)
+
+
+def located(fault: NotFinite, loaded: LoadedModel, again: Callable[[], Any]) -> NotFinite:
+    """Return the same fault with the layer whose numbers are the first that are not finite, once all ran again."""
+    dtype = torch_dtype_name(loaded.model.dtype)
+    module = _first_nonfinite(loaded.model, again)
+    advice = "; load the model with dtype bfloat16 or float32" if dtype == "float16" else ""
+    facts = fault.facts | {"dtype": dtype}
+    if module is None:
+        return NotFinite(f"{fault.detail} in {dtype}{advice}", param=fault.param, **facts)
+    name = next(name for name, each in loaded.model.named_modules() if each is module)
+    layers = [place.key for place in loaded.all_places if any(each is module for each in place.layer.modules())]
+    facts["module"] = name
+    if layers:
+        facts["layer"] = layers[0]
+    where = f"layer {layers[0]} ({name})" if layers else name
+    return NotFinite(f"{fault.detail}: {where} makes NaN or ∞ in {dtype}{advice}", param=fault.param, **facts)
+
+
+# ── the second look ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _FoundError(Exception):
+    """Ends a run at the first module whose output is not finite."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def _first_nonfinite(model: nn.Module, again: Callable[[], Any]) -> nn.Module | None:
+    """The first module that returns NaN or ∞ in a run; None if each returns finite numbers."""
+
+    def look(module: nn.Module, _: Any, output: Any) -> None:
+        state = first_of(output)
+        # −∞ alone forbids a token or a key.
+        if isinstance(state, Tensor) and state.is_floating_point() and not bool((state < torch.inf).all()):
+            raise _FoundError(module)
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(look).remove)
+        try:
+            again()
+        except _FoundError as found:
+            return found.module
+        except Exception:  # it need not run to its end
+            return None
+    return None
+
+
+# ── the look at a reply ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _nonfinite_field(value: Any, path: tuple[str, ...] = ()) -> str | None:
+    """The dotted name of the first field with a number that is not finite and has no meaning; None without one."""
+    if isinstance(value, np.ndarray | float):
+        return None if _is_meant(value, path) else ".".join(path)
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(each, int | float) for each in value):
+            return _nonfinite_field(np.asarray(value, np.float64), path)
+        entries: Any = enumerate(value)
+    elif isinstance(value, WireModel):
+        entries = ((name, getattr(value, name)) for name in type(value).model_fields if name not in _OTHERS)
+    elif isinstance(value, Mapping):
+        entries = value.items()
+    else:
+        return None
+    found = (_nonfinite_field(each, (*path, str(name))) for name, each in entries)
+    return next((name for name in found if name is not None), None)
+
+
+def _is_meant(value: Any, path: tuple[str, ...]) -> bool:
+    numbers = np.asarray(value)
+    if numbers.dtype.kind in "biuOSU" or not numbers.size or bool(np.isfinite(numbers).all()):
+        return True
+    if _UNKNOWN.intersection(path):
+        return True
+    return bool(_FORBIDS.intersection(path)) and not bool((np.isnan(numbers) | np.isposinf(numbers)).any())
+
+
+def _brings_nonfinite(reply: WireModel, body: memoryview) -> bool:
+    """True if a reply has numbers that are not finite, and its request too."""
+    return _nonfinite_field(reply) is not None and _has_nonfinite(orjson.loads(body))
+
+
+def _has_nonfinite(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in _SPECIAL
+    if isinstance(value, list):
+        return any(map(_has_nonfinite, value))
+    if isinstance(value, dict):
+        if {"dtype", "shape"} <= value.keys():
+            try:
+                return not bool(np.isfinite(decode(value)).all())
+            except (AttentionError, ValueError, TypeError):
+                return False
+        return any(map(_has_nonfinite, value.values()))
+    return isinstance(value, float) and not math.isfinite(value)

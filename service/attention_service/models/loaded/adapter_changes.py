@@ -1,7 +1,6 @@
 """The change that an adapter makes to one module of its base, ready to be added to the module's output."""
 
 import copy
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import is_finite, torch_dtype_name
+from attention_service.models.passes.float64_runs import copied_module
 from attention_service.modules.checkpoints.adapter_files import MERGE, ModuleChange
 
 
@@ -108,9 +108,7 @@ def _replaced(name: str, path: str, change: ModuleChange, module: nn.Module) -> 
         if torch.equal(same, former):
             continue
         if made is None:
-            made = copy.copy(module)
-            made._parameters, made._buffers = dict(module._parameters), dict(module._buffers)
-            made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()
+            made = copied_module(module)
         values = made._parameters if parameter in made._parameters else made._buffers
         values[parameter] = nn.Parameter(same, requires_grad=False) if values is made._parameters else same
     found: nn.Module | None = made

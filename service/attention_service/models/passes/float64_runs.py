@@ -5,6 +5,8 @@ The code of transformers names float32 in norms, rotations, softmax, residuals a
 model from outside: other models, other threads, and this package's own code keep what they ask for.
 """
 
+import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
@@ -12,7 +14,7 @@ from threading import local
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
@@ -84,6 +86,16 @@ def compute_in_float64(model: PreTrainedModel) -> None:
         if not type(module).__module__.startswith("torch."):  # which keep the dtype that they are given
             wide = partial(_called, module.forward)
             module.forward = update_wrapper(wide, module.forward)  # with its signature
+
+
+def copied_module(module: nn.Module) -> nn.Module:
+    """A copy of a module, with its parameters and none of its hooks, that computes in float64 if the module does."""
+    found = copy.copy(module)
+    found._parameters, found._buffers = dict(module._parameters), dict(module._buffers)
+    found._forward_hooks, found._forward_pre_hooks = OrderedDict(), OrderedDict()
+    if (wide := vars(found).pop("forward", None)) is not None:  # that of the module itself
+        found.forward = update_wrapper(partial(_called, found.forward), wide)
+    return found
 
 
 def _called(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -15,10 +15,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.answer_parts import at_once
 from attention_service.models.answers.measured_runs import measured
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.swept_effects import EffectsOfSweep
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device

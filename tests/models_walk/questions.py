@@ -24,7 +24,6 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.answer_parts import at_once
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.answers.context.context_run import ContextRun
 from attention_service.models.answers.lenses.lens_plan import plan_lens
@@ -34,6 +33,7 @@ from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.swept_effects import EffectsOfSweep
 from attention_service.models.answers.text_embeddings import EmbeddingPlan, embed, plan_embedding
 from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.inputs.input_stacks import Tokens
 from attention_service.models.loaded.checked_request import check_request

@@ -15,7 +15,6 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.answer_parts import at_once
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import plan_context
 from attention_service.models.answers.context.context_run import ContextRun
@@ -23,6 +22,7 @@ from attention_service.models.answers.context.sentence_spans import sentence_spa
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device

@@ -9,9 +9,9 @@ from tests.models.small_models import DECODERS, IDS, PAIRS, eager, loaded
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
-from attention_service.models.answers.answer_parts import at_once
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device

@@ -10,7 +10,7 @@ from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
 from tests.models_walk.compared import built
 
-from attention_service.models.answers.answer_parts import at_once
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -17,8 +17,8 @@ from torch import Tensor
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply, ModelEffectsRequest
-from attention_service.models.answers.answer_parts import Passes
 from attention_service.models.answers.objective import objective_of
+from attention_service.models.costs.answer_parts import Passes
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.prediction_head import Rows

@@ -26,10 +26,10 @@ from attention_service.core.problem import Selection
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.answer_parts import BACKWARD, OwnTime, Passes, at_once
 from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.graph_runs import EMBEDDINGS, STATES, GraphRun, GraphRuns, Point, differentiated
 from attention_service.models.answers.objective import objective_of
+from attention_service.models.costs.answer_parts import BACKWARD, OwnTime, Passes, at_once
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request

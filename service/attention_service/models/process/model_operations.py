@@ -19,7 +19,6 @@ from attention_contract.schemas.openai_api.transcriptions import TranscriptionRe
 from attention_contract.schemas.prompts import AudioBytes, ImageBytes, ModelInput, images_in, sounds_in
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.wire import JSON, from_body
-from attention_service.models.answers.answer_parts import BACKWARD, Passes
 from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
@@ -50,6 +49,7 @@ from attention_service.models.answers.text_embeddings import plan_embedding
 from attention_service.models.answers.tokenized_inputs import tokenize, tokenizing_bytes
 from attention_service.models.answers.vector_parts import embeddings, similarities
 from attention_service.models.answers.vector_similarity import plan_similarity
+from attention_service.models.costs.answer_parts import BACKWARD, Passes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation

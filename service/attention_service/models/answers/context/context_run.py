@@ -17,7 +17,6 @@ from attention_contract.schemas.analyses.context import (
     SourcePlace,
 )
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.answer_parts import OwnTime, Passes
 from attention_service.models.answers.context.answer_gradients import AnswerGradients, answer_gradients
 from attention_service.models.answers.context.context_ablation import (
     hidden_logs,
@@ -28,6 +27,7 @@ from attention_service.models.answers.context.context_ablation import (
 from attention_service.models.answers.context.context_attention import ContextAttention
 from attention_service.models.answers.context.context_costs import ContextSizes, Stage, stages
 from attention_service.models.answers.context.context_plan import ContextPlan
+from attention_service.models.costs.answer_parts import OwnTime, Passes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields

@@ -22,9 +22,9 @@ from attention_contract.schemas.analyses.lenses import (
     ModelLensReply,
 )
 from attention_service.core.tensors import to_numpy, wide
-from attention_service.models.answers.answer_parts import OwnTime, Passes, at_once
 from attention_service.models.answers.lenses.lens_plan import LensPlan
 from attention_service.models.answers.lenses.residual_stream import Branch, Unembedding
+from attention_service.models.costs.answer_parts import OwnTime, Passes, at_once
 from attention_service.models.inputs.prediction_head import rows_at
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel

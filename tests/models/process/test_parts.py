@@ -18,7 +18,7 @@ from attention_service.models.passes.module_hooks import before
 from attention_service.models.process.model_operations import OPERATIONS, ModelOperations
 from attention_service.models.process.served import Answer, PricedRun
 
-FACTS = {"free_bytes": 2**40, "reader": ""}
+FACTS = {"free_bytes": 2**40, "reader": "", "form": "application/json", "encoding": "list"}
 PROMPT = "the cat sat on\nthe dog on mat cat sat\nthe mat"
 ANSWER = "\nthe dog sat\non the mat\nthe cat"
 TEXTS = ["the cat sat on the mat " * 20] * 40

@@ -1,14 +1,11 @@
 """The tokens of a text or a conversation, as the model reads them, without a pass."""
 
-from functools import partial
-
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai_api.tokenization import Tokenization, TokenizeRequest
-from attention_contract.schemas.prompts import TextPart, images_in, sounds_in
+from attention_contract.schemas.prompts import TextPart
 from attention_service.models.inputs.conversations import ChatForm, messages_of
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.input_stacks import Stack
-from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 _CHARACTER = 512
@@ -17,10 +14,11 @@ _CHARACTER = 512
 
 def tokenizing_bytes(request: TokenizeRequest) -> int:
     """Estimate the memory of the tokens of an input."""
-    return _CHARACTER * _characters(request)
+    return _CHARACTER * characters(request)
 
 
-def _characters(request: TokenizeRequest) -> int:
+def characters(request: TokenizeRequest) -> int:
+    """The characters of an input."""
     texts = [request.prompt, request.text_pair, request.answer]
     for message in request.messages or ():
         if isinstance(message.content, str):
@@ -31,16 +29,7 @@ def _characters(request: TokenizeRequest) -> int:
 
 
 def tokenize(loaded: LoadedModel, request: TokenizeRequest) -> Tokenization:
-    """The tokens of an input. Raises InvalidRequest that names the field at fault.
-
-    Those of a long text are named beside the loop too. Images and sounds are read by the model's own functions.
-    """
-    messages = request.messages or ()
-    shows = images_in(messages) or sounds_in(messages)
-    return read_beside("tokenize", 0 if shows else _characters(request), partial(_tokenized, loaded, request))
-
-
-def _tokenized(loaded: LoadedModel, request: TokenizeRequest) -> Tokenization:
+    """The tokens of an input. Raises InvalidRequest that names the field at fault."""
     reader = loaded.reader
     stack, text = _read(loaded, request)
     (labels,) = reader.labels(stack)

@@ -46,7 +46,7 @@ from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.answers.sweep_cost import sweep_cost
 from attention_service.models.answers.swept_effects import EffectsOfSweep
 from attention_service.models.answers.text_embeddings import plan_embedding
-from attention_service.models.answers.tokenized_inputs import tokenize, tokenizing_bytes
+from attention_service.models.answers.tokenized_inputs import characters, tokenize, tokenizing_bytes
 from attention_service.models.answers.vector_parts import embeddings, similarities
 from attention_service.models.answers.vector_similarity import plan_similarity
 from attention_service.models.costs.answer_parts import BACKWARD, Passes
@@ -59,12 +59,13 @@ from attention_service.models.generation.sampling import TextRequest
 from attention_service.models.generation.transcription_plan import plan_transcription
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.images.image_decoding import decoding_bytes, sized_bytes
+from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import generating, of_context
-from attention_service.models.process.reply_writing import lines_of
+from attention_service.models.process.reply_writing import lines_of, written
 from attention_service.models.process.served import Answer, Emit, Facts, Parts, PricedRun
 
 RequestT = TypeVar("RequestT", bound=WireModel)
@@ -157,15 +158,22 @@ class ModelOperations:
         with fields_named(images="input", audio="input"):
             return self._after_media(images_in(chat.messages), sounds_in(chat.messages), work)
 
-    def _tokenize(self, body: memoryview, *_: object) -> PricedRun:
+    def _tokenize(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(TokenizeRequest, body)
+        messages = request.messages or ()
+        images, sounds = images_in(messages), sounds_in(messages)
+        # Images and sounds are read by the model's own functions, which no thread beside the loop may call.
+        beside = 0 if images or sounds else characters(request)
+
+        def answer() -> Answer:
+            reply = tokenize(self.loaded, request)
+            return Answer(reply, written=written(reply, facts["form"], facts["encoding"]) if beside else None)
 
         def work() -> PricedRun:
-            return PricedRun(tokenizing_bytes(request), lambda: Answer(tokenize(self.loaded, request)))
+            return PricedRun(tokenizing_bytes(request), partial(read_beside, "tokenize", beside, answer))
 
         with fields_named(images="messages", audio="messages"):
-            messages = request.messages or ()
-            return self._after_media(images_in(messages), sounds_in(messages), work)
+            return self._after_media(images, sounds, work)
 
     def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         request, reader = _read(TranscriptionRequest, body), self.loaded.reader

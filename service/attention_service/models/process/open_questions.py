@@ -96,7 +96,7 @@ class OpenQuestions:
                 compute_ms = of_run.compute_ms
                 ran = of_run.model_copy(update={**question.waits, "peak_bytes": question.need})
                 reply = reply.model_copy(update={"ran": ran, **more})
-            media_type, pieces = written(reply, question.form, question.encoding)
+            media_type, pieces = answer.written or written(reply, question.form, question.encoding)
             places, inline = question.memory.leave(pieces)
             facts = {"places": places, "media_type": media_type, "compute_ms": compute_ms}
             self.pipes.send("reply", facts, inline, request=number)

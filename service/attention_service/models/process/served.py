@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from attention_contract.base import WireModel
 from attention_contract.schemas.recordings import RecordingFile
+from attention_service.models.worker_messages import Piece
 
 
 class Answer(NamedTuple):
@@ -19,6 +20,8 @@ class Answer(NamedTuple):
     """The last objects of a generation; the very last gets the id of the recording."""
     tokens: int = 0
     """The number of generated tokens."""
+    written: tuple[str, Sequence[Piece]] | None = None
+    """The media type and the pieces of the reply, if it was written beside the loop."""
 
 
 class Running(Protocol):

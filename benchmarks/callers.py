@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -100,6 +101,7 @@ class Server:
 
 def rows(callers: Sequence[int], rounds: int, threads: int, folder: Path) -> Iterator[str]:
     """The table, line by line."""
+    yield f"\n## With {threads} thread{'s' * (threads > 1)}\n"
     yield table(["asked", "callers", "of one batch", "requests/s", "batch", "cpu, s"], [])
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -217,12 +219,14 @@ def main() -> None:
     arguments = parser(__doc__, ROUNDS)
     arguments.add_argument("--callers", type=lambda text: [int(each) for each in text.split(",")], default=CALLERS)
     arguments.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="of the model, and of transformers"
-    )
+        "--threads", type=lambda text: [int(each) for each in text.split(",")],
+        default=sorted({1, torch.get_num_threads()}),
+        help="of the model, and of transformers; default: one, and those of the machine",
+    )  # fmt: skip
     options = arguments.parse_args()
     rounds = options.rounds or (fewer(ROUNDS) if options.quick else ROUNDS)
     with TemporaryDirectory() as folder:
-        lines = rows(options.callers, rounds, options.threads, Path(folder))
+        lines = chain.from_iterable(rows(options.callers, rounds, each, Path(folder)) for each in options.threads)
         publish("Many callers of one model", TEXT, lines, options.output, ("torch", "transformers"))
 
 

@@ -265,7 +265,9 @@ class Engine:
     def accuracy_report(self) -> AccuracyReply:
         """The errors of past predictions."""
         self.runner.check_ready()
-        return self.predictions.report()
+        found = self.predictions.report()
+        of_models = self.models.environment.accuracy.report()
+        return found.model_copy(update={"predictions": [*found.predictions, *of_models]})
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.runner.check_ready()

@@ -243,7 +243,7 @@ def model_reply(kind: Any) -> Any:
         model="net", architecture="GPT2LMHeadModel", device="cpu", dtype="float32", kernels=["fused"], compute_ms=1,
         queue_ms=1, peak_bytes=1,
     )  # fmt: skip
-    cost = PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1)
+    cost = PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1, predicted_low_ms=1, predicted_high_ms=1)
     numbers = (
         {}
         if kind is None

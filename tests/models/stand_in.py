@@ -117,9 +117,10 @@ class StandIn:
         return ()
 
     def complexity(self, request, emit):
-        cost = PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1.0)
+        cost = PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1.0, predicted_low_ms=1.0, predicted_high_ms=1.0)
         reply = ModelComplexityReply(
             model="", parameters=1, parameter_bytes=4, prefill=cost, per_token=cost, total_ms=1.0,
+            total_low_ms=1.0, total_high_ms=1.0,
             cache_bytes_per_token=1, cache_bytes=1, max_batch=1, max_length=request.length,
         )  # fmt: skip
         return (reply,)

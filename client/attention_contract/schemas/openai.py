@@ -404,6 +404,13 @@ class OpenAIRan(WireModel):
     """The largest number of requests that shared one of its passes; 1 if it ran alone."""
     weights: str
     """The numbers that it computed with, as in ``ran`` of the other replies of a model."""
+    predicted_ms: float | None = None
+    """The predicted median of ``compute_ms``; null if other requests shared its passes."""
+    predicted_low_ms: float | None = None
+    predicted_high_ms: float | None = None
+    """Nine of ten should take between ``predicted_low_ms`` and ``predicted_high_ms``."""
+    compute_ms: float | None = None
+    """Milliseconds of its passes; null if other requests shared them."""
 
 
 class PromptTokensDetails(WireModel):

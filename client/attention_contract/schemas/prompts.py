@@ -365,8 +365,13 @@ class ModelRan(WireModel):
     ``base + adapter NAME``; ``dequantized from Q4_K_M + adapter NAME`` for an adapter of such a base."""
     kernels: list[str]
     """The kernels that computed the attention outputs."""
+    predicted_ms: float | None = None
+    """The predicted median of ``compute_ms``; null of requests whose time is not predicted."""
+    predicted_low_ms: float | None = None
+    predicted_high_ms: float | None = None
+    """Nine of ten runs should take between ``predicted_low_ms`` and ``predicted_high_ms``."""
     compute_ms: float
-    """Milliseconds in the model's process."""
+    """Milliseconds in the model's process; of a shared pass, those of the whole pass."""
     queue_ms: float
     """Milliseconds between admission and execution."""
     load_ms: float = 0.0

@@ -7,7 +7,7 @@ chosen.
 
 from attention_service.cost.attention import Attention
 from attention_service.cost.circuit_cost import CircuitWork, parameter_matrices, spectrum_flops
-from attention_service.cost.clock import FORMS, Clock, Estimate, Factor, LearnedClock, Rates, Roofline, kind_of
+from attention_service.cost.clock import FORMS, NOTHING, Clock, Estimate, Factor, LearnedClock, Rates, Roofline, kind_of
 from attention_service.cost.datasheet import Datasheet
 from attention_service.cost.flops import (
     SECOND_PASSES,
@@ -33,6 +33,7 @@ from attention_service.cost.tensor_bytes import (
 
 __all__ = [
     "FORMS",
+    "NOTHING",
     "SECOND_PASSES",
     "Attention",
     "CircuitWork",

@@ -13,7 +13,7 @@ from tests.client.cli.command_line import invoke
 from tests.client.service import URL
 
 ID = "0" * 32
-COST = PassCost(flops=2e9, bytes=1, peak_bytes=1, predicted_ms=300)
+COST = PassCost(flops=2e9, bytes=1, peak_bytes=1, predicted_ms=300, predicted_low_ms=300, predicted_high_ms=300)
 
 
 class Played:

@@ -155,3 +155,26 @@ def test_a_caller_who_leaves_ends_the_passes(http, server):
     post(http, URL, **EXAMPLE_CONTEXT)
     assert time.monotonic() - started < 5
     eventually(lambda: http.get("/v1").json()["memory"]["in_flight_bytes"] == 0)
+
+
+def test_the_accuracy_of_predictions_covers_models(http):
+    def rows():
+        found = http.get("/v1/complexity/accuracy").json()["predictions"]
+        return {row["purpose"]: row["count"] for row in found if row["model"] and row["kernel"] == "tiny"}
+
+    before, tokens = rows(), {"tokens": [5, 6, 7]}
+    ran = http.post("/v1/models/tiny/forward", json=tokens).raise_for_status().json()["ran"]
+    assert ran["predicted_low_ms"] < ran["predicted_ms"] < ran["predicted_high_ms"]
+    http.post("/v1/models/tiny/weights", json=tokens).raise_for_status()
+    http.post("/v1/models/tiny/gradients", json=tokens | {"of": {"position": -1}}).raise_for_status()
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3}
+    told = http.post("/v1/completions", json=body).raise_for_status().json()["ran"]
+    assert told["predicted_low_ms"] < told["predicted_ms"] < told["predicted_high_ms"]
+    assert told["compute_ms"] > 0
+    after = rows()
+    more = {purpose: count - before.get(purpose, 0) for purpose, count in after.items()}
+    assert {purpose: count for purpose, count in more.items() if count} == {
+        "forward": 1, "weights": 1, "gradients": 1, "generation": 1,
+    }  # fmt: skip
+    price = http.post("/v1/models/tiny/complexity", json={"length": 14, "new_tokens": 2}).json()
+    assert price["total_low_ms"] < price["total_ms"] < price["total_high_ms"]

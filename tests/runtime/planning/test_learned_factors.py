@@ -9,8 +9,9 @@ import torch
 
 from attention_service.cost import Estimate, Factor, Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.planning.learned_factors import FEWEST, SHORTEST_S, SPACING_S, LearnedFactors
+from attention_service.runtime.planning.learned_factors import SHORTEST_S, SPACING_S, LearnedFactors
 from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.planning.run_ratios import FEWEST
 
 BASE = Roofline(Rates(1e10, 1e10, 1e-5))
 LONG = 1e-2

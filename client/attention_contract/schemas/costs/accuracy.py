@@ -6,8 +6,9 @@ from typing import Literal
 from attention_contract.base import WireModel
 
 Computation = Literal[
-    "forward", "weights", "attribution", "gradients", "effects", "hopfield", "circuits", "similarity", "rollout"
-]
+    "forward", "weights", "attribution", "gradients", "effects", "hopfield", "circuits", "similarity", "rollout",
+    "context", "generation", "lens",
+]  # fmt: skip
 """The kind of a request."""
 Basis = Literal["calibrated", "rates", "datasheet"]
 """The basis of predicted times: the requests that ran on this device, a few rates of it, or its datasheet."""
@@ -35,7 +36,9 @@ class PredictionErrors(WireModel):
     """Measured time over predicted, less 1, over the last requests of one kernel and purpose."""
 
     kernel: str
-    """The kernel, or the approximate method, as in ``ran``."""
+    """The kernel, or the approximate method, as in ``ran``; of a whole model, its name."""
+    model: bool = False
+    """True for the requests of a whole model."""
     purpose: Computation
     count: int
     """The number of requests since the clock was last set, 1,000 at most."""

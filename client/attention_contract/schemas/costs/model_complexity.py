@@ -87,6 +87,10 @@ class PassCost(WireModel):
     peak_bytes: int
     """Memory besides the model."""
     predicted_ms: float
+    """The predicted median, corrected by the runs of this model."""
+    predicted_low_ms: float
+    predicted_high_ms: float
+    """Nine of ten runs should take between ``predicted_low_ms`` and ``predicted_high_ms``."""
 
 
 class ImageTokens(WireModel):
@@ -146,6 +150,11 @@ class ModelComplexityReply(WireModel):
     context: IfRequested[ContextCost] = ABSENT
     """For the fields of a request for sources."""
     total_ms: float
+    """The predicted median of the pass over the given tokens and of ``new_tokens`` further ones; of the request for
+    sources, if one is priced."""
+    total_low_ms: float
+    total_high_ms: float
+    """Nine of ten should take between ``total_low_ms`` and ``total_high_ms``."""
     cache_bytes_per_token: int
     cache_bytes: int
     """Keys and values after the last token, and running states."""

@@ -6,6 +6,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_service.models.answers.measured_runs import check_attends
 from attention_service.models.answers.swept_edits import swept_axes
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.costs.model_pace import multiple_of
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -42,5 +43,5 @@ def sweep_cost(
         flops=round(prefill.flops * (1 + edits * depth)),
         bytes=round(prefill.bytes * (1 + (passes - 1) * depth)),
         peak_bytes=costs.memory.sweep_bytes(texts, copies),
-        predicted_ms=prefill.predicted_ms * (1 + edits * depth),
+        **multiple_of(prefill, 1 + edits * depth),
     )

@@ -13,7 +13,7 @@ from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import image_tokens
 from attention_service.models.costs.implicit_costs import implicit_flops
 from attention_service.models.costs.lens_costs import check_predicts_next, lens_cost
-from attention_service.models.costs.model_pace import ModelPace
+from attention_service.models.costs.model_pace import ModelPace, times_of, unlearned
 from attention_service.models.costs.model_sizes import ModelSizes
 from attention_service.models.costs.pass_memory import PassMemory
 from attention_service.models.inputs.input_stacks import SizedImage
@@ -26,6 +26,10 @@ _SHORT: Final = 512
 """Tokens of passes that take less than a second on any machine."""
 _SLOWER: Final = 8
 """The time of a pass on a busy machine, as a multiple of the prediction."""
+_OPERATIONS: Final = 100
+"""Operations of a layer, with what Python does between them, in the units of the clock."""
+_OF_SCORES: Final = 16
+"""Times that each score is written until its weight is known and counted in statistics."""
 _COUNTS: Final = 2**63
 """A count that no reply can have."""
 _FURTHEST: Final = 2**31 - 1
@@ -47,7 +51,7 @@ class ModelCosts:
         products = found.flops + 2 * texts * self._sizes.head * (rows - 1)
         return PassCost(
             flops=products, bytes=found.bytes, peak_bytes=peak_bytes,
-            predicted_ms=found.predicted_ms * products / max(1, found.flops),
+            **unlearned(found.predicted_ms * products / max(1, found.flops)),
         )  # fmt: skip
 
     def attention_flops(self, length: int) -> int:
@@ -64,6 +68,10 @@ class ModelCosts:
         if passes * texts * length <= _SHORT:
             return 0.0
         return passes * _SLOWER * self._cost(texts, length, length, weights=True).predicted_ms / 1e3
+
+    def pass_ms(self, texts: int, length: int, *, weights: bool = False, after: int = 0) -> float:
+        """Milliseconds of a pass over texts of so many tokens, ``after`` so many others, without what was learned."""
+        return self._cost(texts, length, after + length, weights=weights).predicted_ms
 
     # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,17 +113,19 @@ class ModelCosts:
         prefill = self._cost(batch, length, length, images, weights=request.weights)
         step = self._cost(batch, 1, last + 1, weights=request.weights)
         if encodes:
-            step = PassCost(flops=0, bytes=0, peak_bytes=0, predicted_ms=0.0)
+            step = PassCost(flops=0, bytes=0, peak_bytes=0, **unlearned(0.0))
         fields: dict[str, Any] = {}
         if images:
             alone = prefill if encodes else self._cost(batch, 0, 0, images, weights=request.weights)
-            fields = {"images": image_tokens(images), "vision": alone}
+            fields = {"images": image_tokens(images), "vision": self._learned("forward", alone)}
         if request.lens:
-            fields["lens"] = self._lens(request.lens, prefill, batch * length)
+            fields["lens"] = self._learned("lens", self._lens(request.lens, prefill, batch * length))
         if request.fit:
-            fields["fit"] = self._fit(request.batch, length)
+            fields["fit"] = self._learned("fit", self._fit(request.batch, length))
         limit = shown if encodes else self._loaded.reader.max_length or _FURTHEST
         most = last_that(lambda each: fits(each, last), _FURTHEST)
+        kind = "weights" if request.weights else "reading" if request.new_tokens else "forward"
+        prefill, step = self._learned(kind, prefill), self._learned("tokens", step)
         return ModelComplexityReply(
             model=self._loaded.name,
             parameters=sum(each.numel() for each in sizes.parameters),
@@ -123,12 +133,18 @@ class ModelCosts:
             prefill=prefill,
             per_token=step,
             total_ms=prefill.predicted_ms + request.new_tokens * step.predicted_ms,
+            total_low_ms=prefill.predicted_low_ms + request.new_tokens * step.predicted_low_ms,
+            total_high_ms=prefill.predicted_high_ms + request.new_tokens * step.predicted_high_ms,
             cache_bytes_per_token=self.memory.cache_bytes(1) - self.memory.cache_bytes(0),
             cache_bytes=batch * self.memory.cache_bytes(last),
             max_batch=most // len(images) if encodes else most,
             max_length=max(0, last_that(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
             **fields,
         )
+
+    def _learned(self, kind: str, cost: PassCost) -> PassCost:
+        """The cost with its time corrected by the runs of this kind."""
+        return cost.model_copy(update=times_of(self.pace.estimate(kind, cost.predicted_ms)))
 
     def _lens(self, parts: Sequence[LensPart], prefill: PassCost, tokens: int) -> PassCost:
         """The cost of a pass whose states are read at every one of so many tokens."""
@@ -142,7 +158,7 @@ class ModelCosts:
             flops=prefill.flops + traffic.products,
             bytes=prefill.bytes + traffic.read,
             peak_bytes=prefill.peak_bytes + cost.peak_bytes,
-            predicted_ms=prefill.predicted_ms + 1e3 * rates.median,
+            **unlearned(prefill.predicted_ms + 1e3 * rates.median),
         )
 
     def _fit(self, texts: int, length: int) -> PassCost:
@@ -154,7 +170,7 @@ class ModelCosts:
             flops=passes * once.flops,
             bytes=passes * once.bytes,
             peak_bytes=self.memory.graph_bytes(rows, length) + 12 * self._sizes.layers * self._sizes.width**2,
-            predicted_ms=passes * once.predicted_ms,
+            **unlearned(passes * once.predicted_ms),
         )
 
     def _cost(
@@ -182,14 +198,16 @@ class ModelCosts:
             parameters += sizes.parameter_bytes - sizes.images.parameter_bytes
             cached = batch * self.memory.cache_bytes(keys)
             states += sizes.layers * batch * tokens * sizes.layer_numbers
+            if weights and tokens == keys:
+                states += _OF_SCORES * batch * tokens * keys * sum(place.widths.heads for place in sizes.places)
         states *= itemsize
         half = products if itemsize == 2 else 0
         traffic = Traffic(
-            parameters + cached + states, states, operations=20 * layers, products=products, half_products=half
+            parameters + cached + states, states, operations=_OPERATIONS * layers, products=products, half_products=half
         )
         rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, itemsize))
         peak = self.memory.peak(batch, tokens, images, keys, weights=weights)
-        return PassCost(flops=products, bytes=parameters + cached, peak_bytes=peak, predicted_ms=1e3 * rates.median)
+        return PassCost(flops=products, bytes=parameters + cached, peak_bytes=peak, **unlearned(1e3 * rates.median))
 
 
 def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) -> int:

@@ -1,25 +1,58 @@
-"""The pace of a model: the time of its passes as a multiple of what was predicted."""
+"""The pace of a model: predicted times of its runs, corrected by those that ran, as times of modules are."""
 
-from collections import deque
-from statistics import median
 from typing import Final
 
-_LAST: Final = 15
-"""Passes that the pace is learned from."""
+from attention_contract.schemas.costs.model_complexity import PassCost
+from attention_service.cost import Estimate
+from attention_service.runtime.planning.run_ratios import RunRatios
+
+_UNSEEN: Final = 3.0
+"""Ratio of the upper bound to the median before any run."""
 
 
 class ModelPace:
-    """The times of the last passes that were predicted, beside their predictions."""
+    """Runs of a model by their kind: what they took, beside what the roofline predicted. Times are milliseconds."""
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=_LAST)
+        self._every = RunRatios()
+        self._kinds: dict[str, RunRatios] = {}
 
-    @property
-    def factor(self) -> float:
-        """The median of measured / predicted; 1 before the first pass."""
-        return median(self._ratios) if self._ratios else 1.0
+    def estimate(self, kind: str, predicted_ms: float) -> Estimate:
+        """Return the time of a run of this kind, by runs of the kind, or else of any.
 
-    def note(self, predicted_ms: float, measured_ms: float) -> None:
-        """Learn from a pass. ``predicted_ms``: without the factor."""
-        if predicted_ms > 0:
-            self._ratios.append(measured_ms / predicted_ms)
+        ``predicted_ms``: without what was learned.
+        """
+        if predicted_ms <= 0:
+            return Estimate(0.0, 0.0, 0.0)
+        of_kind = self._kinds.get(kind)
+        factor = (None if of_kind is None else of_kind.factor()) or self._every.factor()
+        if factor is None:
+            return Estimate.within(predicted_ms, _UNSEEN)
+        found = factor.applied(predicted_ms / 1e3)
+        return Estimate(1e3 * found.median, 1e3 * found.low, 1e3 * found.high)
+
+    def ratio(self, kind: str, predicted_ms: float) -> float:
+        """Return the estimate as a multiple of what was predicted without it."""
+        return self.estimate(kind, predicted_ms).median / predicted_ms if predicted_ms > 0 else 1.0
+
+    def note(self, kind: str, predicted_ms: float, measured_ms: float) -> None:
+        """Learn from a run. ``predicted_ms``: as for ``estimate``."""
+        for runs in (self._every, self._kinds.setdefault(kind, RunRatios())):
+            runs.note(predicted_ms / 1e3, measured_ms / 1e3)
+
+
+def times_of(estimate: Estimate) -> dict[str, float]:
+    """The fields of a reply that tell an estimate in milliseconds."""
+    return {
+        "predicted_ms": estimate.median, "predicted_low_ms": estimate.low, "predicted_high_ms": estimate.high
+    }  # fmt: skip
+
+
+def unlearned(predicted_ms: float) -> dict[str, float]:
+    """The same of a time that runs have not corrected yet."""
+    return times_of(Estimate(predicted_ms, predicted_ms, predicted_ms))
+
+
+def multiple_of(cost: PassCost, times: float) -> dict[str, float]:
+    """The same of a pass that is run so many times."""
+    return times_of(Estimate(times * cost.predicted_ms, times * cost.predicted_low_ms, times * cost.predicted_high_ms))

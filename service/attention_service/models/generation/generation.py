@@ -92,6 +92,12 @@ class Generation:
         """The texts that wait for their next token."""
         self.first: list[int] = []
         """The tokens of the first choice, once it has ended."""
+        self.times: dict[str, float] = {}
+        """Milliseconds of the steps that it had, by their part."""
+        self.has_mates = False
+        """True if others had some of them too."""
+        self.ran: dict[str, float] = {}
+        """Further fields of ``ran``."""
         self.joined = 1
         """The most requests that shared a pass."""
         self._edits = RowEdits(self._loaded, plan.edits)
@@ -106,6 +112,18 @@ class Generation:
         """The tokens of prompts that are still to be read."""
         reading = 0 if self._reading is None else len(self._reading.ids) - self._reading.seen
         return reading + sum(len(row) for _, row in self._unread)
+
+    @property
+    def sizes(self) -> tuple[int, list[int], int]:
+        """The number of its texts, the tokens of each prompt that were read, and those that were generated."""
+        lengths = [len(row) for row in self._plan.rows]
+        kept = self._objects.cached // len(lengths)
+        return len(lengths) * self._plan.sampling.choices, [max(1, n - kept) for n in lengths], self._objects.generated
+
+    @property
+    def is_seen(self) -> bool:
+        """True if its attention is asked for."""
+        return self._plan.look is not None
 
     @property
     def has_ended(self) -> bool:
@@ -222,7 +240,7 @@ class Generation:
         if self._plan.keeps:
             with self._loaded.adapters.using(self._adapter):
                 _keep(self._loaded, self._request, self._plan, self.first)
-        ran = {"joined": self.joined, "weights": weights_with(self._loaded, self._adapter)}
+        ran = {"joined": self.joined, "weights": weights_with(self._loaded, self._adapter), **self.ran}
         return Generated(self._objects.end(ran, keeps=self._plan.keeps), self._objects.generated)
 
     # ── its texts ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.analyses.lenses import JacobianRequest, ModelLensRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
+from attention_contract.schemas.costs.accuracy import Computation
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
@@ -67,6 +68,7 @@ from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import generating, of_context
 from attention_service.models.process.reply_writing import lines_of, written
 from attention_service.models.process.served import Answer, Emit, Facts, Parts, PricedRun
+from attention_service.models.process.timed_runs import TimedRuns
 
 RequestT = TypeVar("RequestT", bound=WireModel)
 
@@ -96,7 +98,9 @@ class ModelOperations:
             if request.integrated is not None and gradients.joins:
                 points = self.costs.memory.points_at_once(checked, request.integrated, facts["free_bytes"])
             need = self.costs.memory.needed_bytes(checked, request, points)
-            return self._in_parts(checked, need, partial(gradients.parts, points), BACKWARD)
+            kind = "gradients" if request.integrated is None and not request.check else "gradients of many passes"
+            runs = TimedRuns(self.costs.pace, "gradients", kind)
+            return self._in_parts(runs, checked, need, partial(gradients.parts, points), BACKWARD)
 
         return self._after_decoding(request, work)
 
@@ -122,8 +126,8 @@ class ModelOperations:
         copies = self.costs.memory.copies_at_once(sizes, effects.copies, facts["free_bytes"])
         need = self.costs.memory.sweep_bytes(sizes, copies) + self.costs.memory.image_bytes(checked.inputs.media)
         need += self.loaded.reader.front_bytes(checked.inputs.arguments)
-
-        return self._in_parts(checked, need, partial(measured, effects, copies), effects.next_copies(copies))
+        runs, first = TimedRuns(self.costs.pace, "effects"), effects.next_copies(copies)
+        return self._in_parts(runs, checked, need, partial(measured, effects, copies), first)
 
     def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
@@ -211,7 +215,8 @@ class ModelOperations:
         def work() -> PricedRun:
             plan = plan_lens(self.loaded, request, self._residual_stream(), file)
             need = self.costs.memory.needed_bytes(plan.checked, request) + plan.cost.peak_bytes
-            return self._in_parts(plan.checked, need, lambda: LensRun(self.loaded, plan).parts(), 1)
+            runs = TimedRuns(self.costs.pace, "lens")
+            return self._in_parts(runs, plan.checked, need, lambda: LensRun(self.loaded, plan).parts(), 1)
 
         if self._stream is None and not request.all_images and not request.audio:
             return PricedRun(self.costs.memory.short_bytes, work)
@@ -301,12 +306,14 @@ class ModelOperations:
         return PricedRun(decoding_bytes(images, reader.edge), work) if images else work()
 
     def _in_parts(
-        self, checked: CheckedRequest, need: int, answer: Callable[[], Passes[WireModel]], passes: int
+        self, runs: TimedRuns, checked: CheckedRequest, need: int, answer: Callable[[], Passes[WireModel]], passes: int
     ) -> PricedRun:
         """The work of an answer in parts, the first of which takes so many passes over the input."""
+        pass_ms = self._pass_ms(checked, weights=passes == BACKWARD)
 
         def parts() -> Parts:
-            return (yield from _timed(answer(), partial(self.costs.silent_seconds, checked)))
+            timed = runs.parts(answer(), passes, pass_ms)
+            return (yield from _timed(timed, partial(self.costs.silent_seconds, checked), runs))
 
         return PricedRun(need, parts, self.costs.silent_seconds(checked, passes))
 
@@ -321,6 +328,20 @@ class ModelOperations:
         first = min(texts, self.costs.memory.in_part(length, passes))
         return PricedRun(need, parts, self.costs.seconds_of(first, length, passes))
 
+    def timed(self, request: ModelForwardRequest | ModelWeightsRequest) -> TimedRuns:
+        """The times of the runs of a question about an input."""
+        purpose: Computation = "weights" if isinstance(request, ModelWeightsRequest) else "forward"
+        return TimedRuns(self.costs.pace, purpose)
+
+    def question_ms(self, request: WireModel, checked: Sequence[CheckedRequest]) -> float:
+        """Milliseconds of a pass that answers questions about these inputs, without what was learned."""
+        weights = isinstance(request, ModelWeightsRequest)
+        texts = sum(len(each.inputs.predicted.ids) for each in checked)
+        return self.costs.pass_ms(texts, max(map(_longest, checked)), weights=weights)
+
+    def _pass_ms(self, checked: CheckedRequest, *, weights: bool = False) -> float:
+        return self.costs.pass_ms(len(checked.inputs.predicted.ids), _longest(checked), weights=weights)
+
     def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, CheckedRequest], WireModel]) -> PricedRun:
         """The work of a question about an input, whose recording the model has afterwards."""
 
@@ -333,8 +354,9 @@ class ModelOperations:
             def run() -> Answer:
                 return Answer(answer(self.loaded, request, checked), self.loaded.take_recording())
 
+            runs, predicted_ms = self.timed(request), (1 + beside) * self.question_ms(request, [checked])
             return PricedRun(
-                (1 + beside) * self.costs.memory.needed_bytes(checked, request), run,
+                (1 + beside) * self.costs.memory.needed_bytes(checked, request), lambda: runs.run(run, predicted_ms),
                 self.costs.silent_seconds(checked, 1 + beside),
                 group=group_of(self.loaded, request, checked), length=checked.inputs.text.length,
                 question=(request, checked),
@@ -343,14 +365,19 @@ class ModelOperations:
         return self._after_decoding(request, work)
 
 
-def _timed(answer: Passes[WireModel], seconds: Callable[[int], float]) -> Parts:
+def _timed(answer: Passes[WireModel], seconds: Callable[[int], float], runs: TimedRuns | None = None) -> Parts:
     """An answer in parts, with the time of each in place of its passes."""
     while True:
         try:
             passes = next(answer)
         except StopIteration as end:
-            return Answer(end.value)
+            found = Answer(end.value)
+            return found if runs is None else runs.told([found])[0]
         yield seconds(passes)
+
+
+def _longest(checked: CheckedRequest) -> int:
+    return max(checked.inputs.predicted.length, checked.inputs.text.length)
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:

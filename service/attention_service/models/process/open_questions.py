@@ -84,12 +84,13 @@ class OpenQuestions:
     def end(self, question: AskedQuestion, answer: Answer) -> None:
         """Send an answer, written as the caller gets it."""
         number, last, reply, more = question.number, answer.last, answer.reply, dict[str, Any]()
+        told = {"time": None if answer.time is None else answer.time.facts()}
         if answer.recording is not None:
             self.pipes.send("recording", body=to_safetensors(answer.recording, "recording"), request=number)
             more["recording"] = content_id(answer.recording, question.owner)
         if last is not None:
             last = [*last[:-1], *(each | more for each in last[-1:])]
-            self.pipes.send("last", {"tokens": answer.tokens}, [lines_of(last)], request=number)
+            self.pipes.send("last", {"tokens": answer.tokens} | told, [lines_of(last)], request=number)
         if reply is not None:
             compute_ms = 0.0
             if isinstance(of_run := getattr(reply, "ran", None), ModelRan):
@@ -98,7 +99,7 @@ class OpenQuestions:
                 reply = reply.model_copy(update={"ran": ran, **more})
             media_type, pieces = answer.written or written(reply, question.form, question.encoding)
             places, inline = question.memory.leave(pieces)
-            facts = {"places": places, "media_type": media_type, "compute_ms": compute_ms}
+            facts = {"places": places, "media_type": media_type, "compute_ms": compute_ms} | told
             self.pipes.send("reply", facts, inline, request=number)
         self._forget(question)
 

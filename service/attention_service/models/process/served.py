@@ -2,11 +2,26 @@
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import astuple
 from typing import Any, NamedTuple, Protocol
 
 from attention_contract.base import WireModel
+from attention_contract.schemas.costs.accuracy import Computation
 from attention_contract.schemas.recordings import RecordingFile
+from attention_service.cost import Estimate
 from attention_service.models.worker_messages import Piece
+
+
+class RunTime(NamedTuple):
+    """The time of a request beside its prediction, in milliseconds."""
+
+    purpose: Computation
+    predicted: Estimate
+    measured_ms: float
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as the server reads it."""
+        return {"purpose": self.purpose, "predicted_ms": astuple(self.predicted), "measured_ms": self.measured_ms}
 
 
 class Answer(NamedTuple):
@@ -22,6 +37,8 @@ class Answer(NamedTuple):
     """The number of generated tokens."""
     written: tuple[str, Sequence[Piece]] | None = None
     """The media type and the pieces of the reply, if it was written beside the loop."""
+    time: RunTime | None = None
+    """None if its passes were shared and another answer tells of them, or nothing was predicted."""
 
 
 class Running(Protocol):

@@ -1,5 +1,6 @@
 """The model of a process, as the loop of its turns asks it."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 
 from attention_contract.errors import NotFinite
 from attention_service.models.answers.joined_questions import joined_replies
+from attention_service.models.costs.model_pace import times_of
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
 from attention_service.models.loaded.adapters import needed_bytes
@@ -18,6 +20,7 @@ from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import AnswerGeneration
 from attention_service.models.process.finite_answers import check_finite, finite_work, located
+from attention_service.models.process.generation_times import generation_time
 from attention_service.models.process.model_operations import OPERATIONS, ModelOperations
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
@@ -103,18 +106,28 @@ class ServedModel:
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
-        replies = joined_replies(self.loaded, questions)
-        for each in replies:
-            check_finite(each)  # each question is then answered alone
-        return [Answer(each) for each in replies]
+        request, operations = questions[0][0], self._operations
+
+        def answers() -> list[Answer]:
+            replies = joined_replies(self.loaded, questions)
+            for each in replies:
+                check_finite(each)  # each question is then answered alone
+            return [Answer(each) for each in replies]
+
+        predicted_ms = operations.question_ms(request, [checked for _, checked in questions])
+        return operations.timed(request).run_joined(answers, predicted_ms)
 
     def read(self, running: Sequence[Generation], most: int) -> dict[int, Exception]:
         """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
-        return self._located(running, read_prompts(self._decoder, running, most))
+        with self._timed(running, "reading"):
+            faults = read_prompts(self._decoder, running, most)
+        return self._located(running, faults)
 
     def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
-        return self._located(running, decode(self._decoder, running))
+        with self._timed(running, "tokens"):
+            faults = decode(self._decoder, running)
+        return self._located(running, faults)
 
     def _located(self, running: Sequence[Generation], faults: dict[int, Exception]) -> dict[int, Exception]:
         """The same faults; those of numbers that are not finite name the layer."""
@@ -123,12 +136,25 @@ class ServedModel:
             for at, fault in faults.items()
         }
 
+    @contextmanager
+    def _timed(self, running: Sequence[Generation], part: str) -> Iterator[None]:
+        """Note the time of a step as that of the only generation that has it; of several it is nobody's."""
+        began = time.perf_counter()
+        yield
+        took_ms = 1e3 * (time.perf_counter() - began)
+        for each in running:
+            each.times[part] = each.times.get(part, 0.0) + took_ms
+            each.has_mates = each.has_mates or len(running) > 1
+
     def finish(self, running: Generation) -> Answer | PricedRun:
         """Return the end of a generation, or the work that it was the first part of."""
         if isinstance(running, AnswerGeneration):
             return running.then()
+        of_run = generation_time(self._operations.costs, running)
+        if of_run is not None:
+            running.ran |= {**times_of(of_run.predicted), "compute_ms": of_run.measured_ms}
         done = running.end()
-        return Answer(recording=self.loaded.take_recording(), last=done.last, tokens=done.tokens)
+        return Answer(recording=self.loaded.take_recording(), last=done.last, tokens=done.tokens, time=of_run)
 
     def recover(self, fault: Exception) -> None:
         """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""

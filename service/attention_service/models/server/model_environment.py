@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from attention_service.models.server.model_memory import ModelMemory
 from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.planning.prediction_accuracy import Accuracy
 from attention_service.runtime.scheduling.budget import Budget
 
 ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
@@ -45,6 +46,8 @@ class ModelEnvironment:
     prefixes: KeptPrefixes = NO_PREFIXES
     budget: Budget = field(init=False)
     """The budget of which models hold memory."""
+    accuracy: Accuracy = field(default_factory=Accuracy)
+    """The times of requests beside their predictions."""
     generated_tokens: int = 0
     counts: Counter[ModelEvent] = field(default_factory=Counter)
 

@@ -73,6 +73,8 @@ class Question:
     reply: WrittenReply | None = None
     compute_ms: float = 0.0
     """Milliseconds in the process; 0 if it told none."""
+    time: dict[str, Any] | None = None
+    """Its time beside the prediction, if it told that."""
     last: memoryview | None = None
     """The last event of a generation, which ``on_event`` got too."""
     recording: memoryview | None = None
@@ -198,6 +200,7 @@ class QuestionRun:
             case "last":
                 question.last = message.body
                 self._environment.generated_tokens += message.facts["tokens"]
+                question.time = message.facts.get("time")
                 await self._pass_on(message.body, exchange)
             case "recording":
                 question.recording = message.body
@@ -206,6 +209,7 @@ class QuestionRun:
                 pieces = pieces_of_body(places, body) if memory is None else memory.pieces(places, body)
                 question.reply = WrittenReply(pieces, message.facts["media_type"])
                 question.compute_ms = message.facts["compute_ms"]
+                question.time = message.facts.get("time")
             case _:
                 # The cancellation of a refused request is answered with a problem, too.
                 self._fault = self._fault or from_problem(message.facts["status"], message.facts)

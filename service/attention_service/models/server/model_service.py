@@ -20,6 +20,7 @@ from attention_contract.schemas.openai_api.transcriptions import TranscriptionRe
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
+from attention_service.cost import Estimate
 from attention_service.models import model_catalogue
 from attention_service.models.adapter_catalogue import BETWEEN, AdapterFolder
 from attention_service.models.model_catalogue import all_with_adapters, named_adapter, named_variant, with_adapters
@@ -30,6 +31,7 @@ from attention_service.models.server.resident_model import ResidentModel
 from attention_service.models.server.spare_process import SpareProcess
 from attention_service.models.server.unread_events import UnreadEvents
 from attention_service.runtime.callers import caller
+from attention_service.runtime.planning.prediction_accuracy import Run
 from attention_service.runtime.request_timing import ModelRun, note_run
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.services.recording_service import RecordingService
@@ -306,6 +308,10 @@ class ModelService:
 
     def _note(self, model: ResidentModel, question: Question) -> None:
         """Count a run that ended now."""
+        if (of_run := question.time) is not None:
+            predicted = Estimate(*(each / 1e3 for each in of_run["predicted_ms"]))
+            seconds, peak = of_run["measured_ms"] / 1e3, question.peak_bytes
+            self.environment.accuracy.record([Run(model.name, of_run["purpose"], predicted, seconds, peak, model=True)])
         compute_ms = question.compute_ms or (time.monotonic() - question.began) * 1e3
         note_run(question.came, ModelRun(model.name, self.environment.device.place, model.dtype, compute_ms))
 

@@ -11,13 +11,11 @@ import hashlib
 import json
 import logging
 import math
-from collections import deque
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +23,7 @@ from attention_service.cost import Clock, Factor, LearnedClock, kind_of
 from attention_service.modules.store_files import locked, read_regular, replace_file
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.planning.run_ratios import RunRatios
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +33,8 @@ SHORTEST_S: Final = 2e-4
 """Predicted seconds below which a run says more of the interpreter than of the device."""
 SPACING_S: Final = 0.1
 """Seconds between two runs of a kind that count: runs of one moment share their disturbances."""
-FEWEST: Final = 5
-"""Runs from which a kind has a factor."""
-_KEPT: Final = 64
-"""Last runs of a kind."""
 _WORKED: Final = 0.8
 """Share of its time for which the thread of a run had a processor. Below it other load explains the time."""
-_FEW, _WIDE = 16, math.log(2.0)
-"""With this many runs, the bounds lie half-way between those of the runs and a factor of 2."""
-_LEVEL: Final = 4.0
-"""Spread of the logarithms of predicted times, as a sum of squares, at which half of the slope counts: runs that are
-alike tell little of it."""
-_STEEPEST: Final = 0.75
-"""The largest slope, of either sign; below 1, so that longer predictions stay longer."""
 _CHANGED: Final = 0.15
 """Change of a logarithm, of a factor or of its bounds, for which plans are made anew."""
 _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
@@ -61,8 +49,7 @@ _MOST_KINDS: Final = 4096
 class _Runs:
     """The last runs of one kind."""
 
-    seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """Natural logarithms of the predicted seconds, without a factor, and of measured over predicted time."""
+    ratios: RunRatios = field(default_factory=RunRatios)
     at: float = -math.inf
     """The end of the last run that counted."""
 
@@ -96,7 +83,7 @@ class LearnedFactors:
         predicted, factor = run.predicted.median, self._factors.get(kind)
         if factor is not None:
             predicted = factor.undone(predicted)
-        runs.seen.append((math.log(predicted), math.log(run.seconds / predicted)))
+        runs.ratios.note(predicted, run.seconds)
         runs.at = at
         self._has_news = True
 
@@ -105,7 +92,7 @@ class LearnedFactors:
         if now < self._next or not self._has_news:
             return None
         self._has_news = False
-        found = {kind: _factor(runs.seen) for kind, runs in self._runs.items() if len(runs.seen) >= FEWEST}
+        found = {kind: factor for kind, runs in self._runs.items() if (factor := runs.ratios.factor()) is not None}
         if not any(_differs(factor, self._factors.get(kind)) for kind, factor in found.items()):
             return None
         self._next, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
@@ -141,18 +128,6 @@ class LearnedFactors:
     def _clock(self, found: dict[str, Factor]) -> LearnedClock:
         self._factors = self._factors | found
         return LearnedClock(self._base, self._factors)
-
-
-def _factor(seen: deque[tuple[float, float]]) -> Factor:
-    sizes, ratios = np.array(seen).T
-    away = sizes - np.median(sizes)
-    slope = float(away @ (ratios - np.median(ratios)) / (away @ away + _LEVEL))
-    slope = min(max(slope, -_STEEPEST), _STEEPEST)
-    low, middle, high = np.quantile(ratios - slope * away, (0.05, 0.5, 0.95)).tolist()
-    short, long = (middle + slope * float(end) for end in (away.min(), away.max()))
-    share = len(seen) / (len(seen) + _FEW)
-    low, high = share * (low - middle) - (1 - share) * _WIDE, share * (high - middle) + (1 - share) * _WIDE
-    return Factor(float(sizes.min()), float(sizes.max()), short, long, low, high)
 
 
 def _differs(factor: Factor, former: Factor | None) -> bool:

@@ -38,6 +38,8 @@ class Run:
     """Number of requests that ran together."""
     processor: float | None = None
     """Seconds without the time that other load took; None for all of them."""
+    model: bool = False
+    """True for a request to a whole model, whose name is ``kernel``."""
 
     @property
     def ratio(self) -> float:
@@ -56,7 +58,7 @@ class Accuracy:
     def __init__(self) -> None:
         self.watchers: list[Callable[[Sequence[Run]], None]] = []
         """Called with all runs, several at a time."""
-        self._runs: dict[tuple[str, Computation], deque[Run]] = {}
+        self._runs: dict[tuple[str, Computation, bool], deque[Run]] = {}
 
     def restart(self) -> None:
         """Forget all runs: a new clock predicts."""
@@ -65,29 +67,30 @@ class Accuracy:
     def record(self, runs: Sequence[Run]) -> None:
         """Keep runs."""
         for run in runs:
-            pair = run.kernel, run.purpose
-            if pair not in self._runs:
-                self._runs[pair] = deque(maxlen=HISTORY)
-            self._runs[pair].append(run)
+            key = run.kernel, run.purpose, run.model
+            if key not in self._runs:
+                self._runs[key] = deque(maxlen=HISTORY)
+            self._runs[key].append(run)
         for watcher in self.watchers:
             watcher(runs)
 
     def coverage(self) -> Iterator[tuple[str, Computation, float]]:
         """Yield the share of runs within their predicted interval, for each kernel and purpose."""
-        for (kernel, purpose), runs in self._runs.items():
+        for (kernel, purpose, _), runs in self._runs.items():
             yield kernel, purpose, fmean(run.covered for run in runs)
 
     def report(self) -> list[PredictionErrors]:
         """The errors of each kernel and purpose, in the order of their names."""
-        return [_errors(*pair, list(runs)) for pair, runs in sorted(self._runs.items())]
+        return [_errors(*key, list(runs)) for key, runs in sorted(self._runs.items())]
 
 
-def _errors(kernel: str, purpose: Computation, runs: list[Run]) -> PredictionErrors:
+def _errors(kernel: str, purpose: Computation, model: bool, runs: list[Run]) -> PredictionErrors:
     errors = np.array([run.ratio for run in runs]) - 1
     distances = np.abs(errors)
     return PredictionErrors(
         kernel=kernel,
         purpose=purpose,
+        model=model,
         count=len(runs),
         median_error=float(np.median(errors)),
         mean_error=float(errors.mean()),

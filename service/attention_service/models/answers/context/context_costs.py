@@ -6,9 +6,11 @@ from typing import Final, Literal
 
 from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.costs.model_complexity import ContextCost, ModelComplexityReply, ModelComplexityRequest
+from attention_service.cost import NOTHING, Estimate
 from attention_service.models.answers.context.context_ablation import joins
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.costs.model_pace import times_of
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 _TOKENS: Final = 128
@@ -122,14 +124,17 @@ def context_report(
     found = stages(costs, loaded, question, sizes, free_bytes)
     whole = ModelComplexityRequest(length=max(1, sizes.length - more), new_tokens=more)
     reply = costs.report(whole, free_bytes)
+    time = sum((costs.pace.estimate("context", each.predicted_ms) for each in found), NOTHING)
     cost = ContextCost(
         flops=sum(each.flops for each in found),
         bytes=sum(each.bytes for each in found),
         peak_bytes=max(each.peak_bytes for each in found),
-        predicted_ms=sum(each.predicted_ms for each in found) * costs.pace.factor,
+        **times_of(time),
         passes=sum(each.passes for each in found),
         sources=len(plan.sources),
         tokens=sizes.length,
     )
-    generation = (reply.total_ms if more else 0.0) * costs.pace.factor
-    return reply.model_copy(update={"context": cost, "total_ms": generation + cost.predicted_ms})
+    generation = Estimate(reply.total_ms, reply.total_low_ms, reply.total_high_ms) if more else NOTHING
+    total = generation + time
+    totals = {"total_ms": total.median, "total_low_ms": total.low, "total_high_ms": total.high}
+    return reply.model_copy(update={"context": cost, **totals})

@@ -17,6 +17,7 @@ from attention_contract.schemas.analyses.context import (
     SourcePlace,
 )
 from attention_service.core.tensors import to_numpy
+from attention_service.cost import NOTHING
 from attention_service.models.answers.context.answer_gradients import AnswerGradients, answer_gradients
 from attention_service.models.answers.context.context_ablation import (
     hidden_logs,
@@ -29,6 +30,7 @@ from attention_service.models.answers.context.context_costs import ContextSizes,
 from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.costs.answer_parts import OwnTime, Passes
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.costs.model_pace import times_of
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass
@@ -44,7 +46,7 @@ class ContextRun:
     ) -> None:
         self._loaded, self._costs, self._request, self._plan = loaded, costs, request, plan
         self.stages = stages(costs, loaded, request, ContextSizes.of(loaded, request, plan), free_bytes)
-        self._compute_ms = 0.0
+        self._compute_ms, self._expected = 0.0, NOTHING
         self._kernels: dict[str, None] = {}
         self._gradients: AnswerGradients | None = None
         self._attention: ContextAttention | None = None
@@ -55,7 +57,7 @@ class ContextRun:
 
     def seconds(self, stage: Stage) -> float:
         """The time for which the process may be silent in the first part of a stage."""
-        return stage.seconds(self._costs.pace.factor)
+        return stage.seconds(self._costs.pace.ratio("context", stage.predicted_ms))
 
     def parts(self) -> Generator[float, None, ContextReply]:
         """Run the stages one after the other, the gradients of sentence after sentence. Yields the time of the next."""
@@ -71,7 +73,8 @@ class ContextRun:
                 self._advance(stage)
             took_ms = time.took_ms
             self._compute_ms += took_ms
-            self._costs.pace.note(stage.predicted_ms, took_ms)
+            self._expected += self._costs.pace.estimate("context", stage.predicted_ms)
+            self._costs.pace.note("context", stage.predicted_ms, took_ms)
         return self._reply()
 
     def _paused(self, parts: Passes[T], time: OwnTime, seconds: float) -> Generator[float, None, T]:
@@ -150,7 +153,7 @@ class ContextRun:
         whole = AttentionPass({})
         whole.kernels = self._kernels
         about = run_fields(self._loaded, plan.checked, whole)
-        about["ran"] = about["ran"].model_copy(update={"compute_ms": self._compute_ms})
+        about["ran"] = about["ran"].model_copy(update={"compute_ms": self._compute_ms, **times_of(self._expected)})
         return valid(ContextReply, fields | about)
 
     def _changes(self, found: dict[int, Tensor]) -> Any:

@@ -8,6 +8,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_service.models.answers.paths.path_ends import PathEnds, path_ends
 from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.costs.model_pace import multiple_of
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -61,5 +62,5 @@ def path_cost(
         flops=round(flops),
         bytes=round(prefill.bytes * (runs + read)),
         peak_bytes=costs.memory.sweep_bytes(texts, copies),
-        predicted_ms=prefill.predicted_ms * flops / max(1, prefill.flops),
+        **multiple_of(prefill, flops / max(1, prefill.flops)),
     )

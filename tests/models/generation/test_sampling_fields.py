@@ -115,7 +115,8 @@ def test_a_prompt_that_came_as_text_is_echoed_as_it_is():
     text = "the cat  sat"
     (choice,) = completion("llama", prompt=text, max_tokens=1, temperature=0, logprobs=0, echo=True).choices
     assert choice.text.startswith(text)
-    assert choice.logprobs.text_offset[:3] == [0, 4, 9]
+    assert choice.logprobs.text_offset[:3] == [0, 3, 7]
+    assert choice.logprobs.tokens[:3] == ["the", " cat", "  sat"]
     given, last = generated_objects("llama", prompt=text, max_tokens=1, temperature=0, echo=True, stream=True, n=2)
     first = {each["choices"][0]["index"]: each["choices"][0]["text"] for each in reversed(given)}
     assert first == {0: text, 1: text}

@@ -19,6 +19,7 @@ from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.sampling import Sampling
+from attention_service.models.inputs.token_texts import TokenDecoder
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import lines_of
 
@@ -36,7 +37,9 @@ def speaker(pieces):
     spoken = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token=SPECIAL))
     spoken.decoder = decoders.ByteLevel()
     spoken.add_special_tokens([SPECIAL])
-    return spoken, [names.index("".join(LETTERS[byte] for byte in piece) or SPECIAL) for piece in pieces]
+    return PreTrainedTokenizerFast(tokenizer_object=spoken), [
+        names.index("".join(LETTERS[byte] for byte in piece) or SPECIAL) for piece in pieces
+    ]
 
 
 @st.composite
@@ -57,7 +60,7 @@ def test_any_tokens_of_a_text_give_it_up_to_the_first_stop(spoken):
     text, pieces, stops = spoken
     expected = text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
     tokenizer, ids = speaker(pieces)
-    generated, written = GeneratedText(tokenizer, [], stops), ""
+    generated, written = GeneratedText(TokenDecoder(tokenizer), [], stops), ""
     for token in ids:
         if not generated.stopped:
             written += generated.add(token)
@@ -91,7 +94,7 @@ class Says(LogitsProcessor):
 def test_a_model_that_says_a_stop_text_in_tokens_without_text_stops_before_it(monkeypatch, stream, stop, expected):
     pieces = [b" alpha beta gamma", b" delta", b"", *(bytes([byte]) for byte in "😀".encode()), b"!"]
     spoken, ids = speaker(pieces)
-    model = LoadedModel("says", tiny("llama"), PreTrainedTokenizerFast(tokenizer_object=spoken), device())
+    model = LoadedModel("says", tiny("llama"), spoken, device())
     model.model.generation_config.eos_token_id = None  # it is one of these tokens
     fields = {"model": "says", "prompt": [1], "max_tokens": len(ids), "stop": stop, "stream": stream, "temperature": 0}
     request, given = validate(CompletionRequest, fields), []

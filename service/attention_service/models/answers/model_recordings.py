@@ -13,7 +13,7 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.models.inputs.conversations import ChatForm
-from attention_service.models.inputs.input_stacks import Inputs
+from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import unseen_layers
@@ -72,7 +72,7 @@ def recording_of(
         tokens[VISION] = [token for crop in reader.labels(inputs.media) for token in crop.tokens]
     facts: dict[str, Any] = {
         "model": loaded.name,
-        "text": _text(request, reader, text),
+        "text": _text(request, reader, inputs.text),
         "target": request.target,
         "created": datetime.now(UTC),
         "versions": {name: metadata.version(name) for name in _SOFTWARE},
@@ -106,9 +106,11 @@ def layer_name(key: LayerKey) -> str:
     return f"decoder.{number}.cross" if prefix == "cross" else f"{stack_of(key)}.{number}"
 
 
-def _text(request: ModelInput, reader: InputReader, tokens: list[str]) -> str:
+def _text(request: ModelInput, reader: InputReader, stack: Stack) -> str:
     if isinstance(request.text, str):
         return request.text
     if request.messages is not None:
         return reader.conversation(request.messages, ChatForm.of(request)).text
-    return "".join(tokens)
+    if stack.names is not None:
+        return "".join(stack.names[0])
+    return reader.decoder.written(stack.host_ids[0].tolist())

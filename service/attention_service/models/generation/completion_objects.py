@@ -3,11 +3,11 @@
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
+from attention_service.models.generation.token_logprobs import Json, TokenLogprobs
 
-Json = dict[str, Any]
 _USAGE_KEYS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
@@ -19,12 +19,13 @@ class Token:
     text: str
     """The characters that became certain with it."""
     at: int
-    """The first of these in the text of the choice."""
+    """The first character of the token in the text of the choice."""
     finish: str | None
-    logprob: Json | None
-    """The fields of the schema ``ChosenLogprob``."""
+    logprob: TokenLogprobs | None
     attention: Json | None
     """The fields of the schema ``GeneratedToken``."""
+    raw: bytes = b""
+    """The bytes that the token adds to the text."""
 
 
 @dataclass(eq=False)
@@ -120,16 +121,11 @@ class CompletionObjects:
         if not scored:
             return None
         if self.chat:
-            return {"content": [each for _, each in scored], "refusal": None}
-        tops = [
-            None
-            if each["top_logprobs"] is None
-            else {other["token"]: other["logprob"] for other in each["top_logprobs"]}
-            for _, each in scored
-        ]
+            return {"content": [each.entry for _, each in scored], "refusal": None}
+        tops = [each.by_text for _, each in scored]
         return {
             "text_offset": [at for at, _ in scored],
-            "tokens": [each["token"] for _, each in scored],
-            "token_logprobs": [each["logprob"] for _, each in scored],
+            "tokens": [each.chosen.text for _, each in scored],
+            "token_logprobs": [each.chosen.entry["logprob"] for _, each in scored],
             "top_logprobs": tops if any(tops) else None,
         }

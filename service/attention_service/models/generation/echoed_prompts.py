@@ -3,7 +3,7 @@
 These come from one pass over the whole prompt, beside the passes that generate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.core.tensors import wide
 from attention_service.models.answers.model_forward import every_logit
-from attention_service.models.generation.completion_objects import Json, Token
-from attention_service.models.generation.generated_text import GeneratedText
-from attention_service.models.generation.token_logprobs import logprob_of
+from attention_service.models.generation.completion_objects import Token
+from attention_service.models.generation.generated_text import Characters
+from attention_service.models.generation.token_logprobs import TokenLogprobs, logprobs_of
 from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.token_texts import TokenDecoder, TokenTexts
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -25,41 +26,65 @@ def echoed(
 ) -> list[list[Token]]:
     """The tokens of a prompt, for each of its choices. ``text``: the prompt, if it came as one.
 
-    ``edits`` by layer; ``logprobs``: the likeliest tokens to name beside each, None for no log-probabilities.
+    ``edits`` by layer; ``logprobs``: the likeliest tokens to name beside each, None for no log-probabilities. The text
+    of a prompt that came as tokens ends before a character that its last tokens only begin.
     """
-    pieces = _pieces(loaded.reader, ids, text)
-    scores: list[Json | None] = [None] * len(ids)
+    reader = loaded.reader
+    parts = _decoded(reader.decoder, ids)
+    if text is not None and b"".join(parts) != text.encode():
+        parts = _cut(reader, text)
+    characters = Characters()
+    placed = [characters.add(raw) for raw in parts]
+    scores: list[TokenLogprobs | None] = [None] * len(ids)
     if logprobs is not None:
         checked = check_request(loaded, ModelForwardRequest(tokens=ids, edits=edits))
-        scores = _logprobs(loaded.reader, ids, every_logit(loaded, checked)[0], logprobs)
+        scores = [*_logprobs(reader.decoder, ids, parts, every_logit(loaded, checked)[0], logprobs)]
     return [
-        [Token(choice, piece, at, None, one, None) for (at, piece), one in zip(pieces, scores, strict=True)]
+        [
+            Token(choice, new, place.begin, None, score, None, place.raw)
+            for (place, new), score in zip(placed, scores, strict=True)
+        ]
         for choice in choices
     ]
 
 
-def _pieces(reader: InputReader, ids: list[int], text: str | None) -> list[tuple[int, str]]:
-    """The first character of each token, and the text that ends with it; all of a text that came comes first."""
-    if text is not None:
-        spans = reader.tokens(text, "prompt").spans
-        starts, at = [], 0
-        for span in spans:
-            at = at if span is None else span[0]
-            starts.append(at)
-        return [(at, "" if number else text) for number, at in enumerate(starts)]
-    stream = GeneratedText(reader.tokenizer, [], ())
-    found = []
-    for token in ids:
-        at = stream.given
-        found.append((at, stream.add(token)))
-    at, piece = found[-1]
-    found[-1] = at, piece + stream.rest()
+def unfinished(tokens: Sequence[Token]) -> str:
+    """U+FFFD for a character that the last tokens of a prompt begin, if no answer goes on with it."""
+    characters = Characters()
+    for token in tokens:
+        characters.add(token.raw)
+    return characters.rest()
+
+
+def _decoded(decoder: TokenDecoder, ids: Sequence[int]) -> list[bytes]:
+    texts = TokenTexts(decoder)
+    return [texts.add(token) for token in ids]
+
+
+def _cut(reader: InputReader, text: str) -> list[bytes]:
+    """The bytes of each token in a text that the tokenizer does not give back as it was, by the characters it tells.
+
+    Each token begins where the one before ends, and the last has what follows; the first has all where the tokenizer
+    tells no characters.
+    """
+    spans = reader.tokens(text, "prompt").spans
+    last = max((at for at, span in enumerate(spans) if span is not None), default=0)
+    found, done = list[bytes](), 0
+    for at, span in enumerate(spans):
+        end = len(text) if at == last else done if span is None else max(done, span[1])
+        found.append(text[done:end].encode())
+        done = end
     return found
 
 
-def _logprobs(reader: InputReader, ids: list[int], logits: Tensor, count: int) -> list[Json | None]:
+def _logprobs(
+    decoder: TokenDecoder, ids: list[int], parts: list[bytes], logits: Tensor, count: int
+) -> Iterator[TokenLogprobs]:
     """The log-probability of each token after those before it, by logits ``[L, V]``; of the first one there is none."""
-    name = reader.tokenizer
-    first: Json = {"token": logprob_of(name, ids[0], None, 0)["token"], "logprob": None, "top_logprobs": None}
-    rows = (torch.log_softmax(wide(row), -1) for row in logits[:-1])
-    return [first, *(logprob_of(name, token, row, count) for token, row in zip(ids[1:], rows, strict=True))]
+    before = TokenTexts(decoder)
+    for at, (token, raw) in enumerate(zip(ids, parts, strict=True)):
+        logs = torch.log_softmax(wide(logits[at - 1]), -1) if at else None
+        found = logprobs_of(decoder, token, before.peek, logs, count)
+        found.chosen.raw = raw
+        before.add(token)
+        yield found

@@ -1,34 +1,88 @@
 """The tokens of one choice as text, as they come: whole characters, and never a part of a stop text."""
 
+import codecs
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""The text of bytes that are only a part of a character."""
-_CONTEXT = 8
-"""Tokens of the prompt that are decoded with the answer, so that a first space is kept where one belongs."""
+from attention_service.models.inputs.token_texts import TokenDecoder, TokenTexts
+
+
+class PlacedToken(NamedTuple):
+    """A token in a text."""
+
+    raw: bytes
+    """What it adds to the text."""
+    begin: int
+    """The first character of the text that it is, or is a part of; of a token without text, the next one."""
+    end: int
+    """The character behind its last."""
+
+
+class Characters:
+    """A text that comes in bytes. Those that are no UTF-8 become U+FFFD."""
+
+    def __init__(self, begun: bytes = b"") -> None:
+        """``begun``: the first bytes of a character, before the text."""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8.decode(begun)
+        self._count = 0
+
+    def add(self, raw: bytes) -> tuple[PlacedToken, str]:
+        """Take the bytes of a token. Returns its place, and the characters that are whole with it."""
+        new = self._utf8.decode(raw[:1])
+        begin = self._count + len(new) - (1 if raw and not self._is_within else 0)
+        new += self._utf8.decode(raw[1:])
+        self._count += len(new)
+        return PlacedToken(raw, begin, self._count + (1 if raw and self._is_within else 0)), new
+
+    def rest(self) -> str:
+        """Return the character that has not ended, as U+FFFD."""
+        return self._utf8.decode(b"", final=True)
+
+    @property
+    def _is_within(self) -> bool:
+        """True within a character."""
+        return bool(self._utf8.getstate()[0])
 
 
 class GeneratedText:
     """The text of one choice, up to the first stop text in it, however the tokens divide it.
 
-    A character is given out once no stop text can begin at it or before it, whatever comes.
+    A character is given out once no stop text can begin at it or before it, whatever comes. The bytes of its tokens,
+    joined, are the text; where a stop text ends it they go on with that.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str], unstopped: int = 0) -> None:
-        """``tokenizer``: one of transformers; ``unstopped``: the first tokens, in which no stop text ends the text."""
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._stream = _DecodeStream(tokenizer if backend is None else backend, list(prompt[-_CONTEXT:]))
+    def __init__(
+        self, decoder: TokenDecoder, prompt: Sequence[int], stops: Sequence[str], unstopped: int = 0,
+        *, echoed: bool = False,
+    ) -> None:  # fmt: skip
+        """``unstopped``: the first tokens, in which no stop text ends the text; ``echoed``: the prompt is told too.
+
+        A character that the prompt begins belongs to the text, and to its first token unless the prompt is told.
+        """
+        self._tokens = TokenTexts(decoder, prompt)
+        self._owed = b"" if echoed else self._tokens.begun
+        self._characters = Characters(self._tokens.begun if echoed else b"")
         self._stops, self._unstopped = stops, unstopped
         self._text = ""
+        self.last = PlacedToken(b"", 0, 0)
+        """The last token."""
         self.given = 0
         """The number of characters that were given out."""
         self.stopped = False
         """True once a stop text came."""
 
+    def peek(self, token: int) -> bytes:
+        """The bytes of a token, if it came next."""
+        return self._with_owed(self._tokens.peek(token))
+
     def add(self, token: int) -> str:
         """The characters that are certain after another token."""
-        self._text += self._stream.step(token)
+        raw = self._with_owed(self._tokens.add(token))
+        if raw:
+            self._owed = b""
+        self.last, new = self._characters.add(raw)
+        self._text += new
         if self._unstopped > 0:
             self._unstopped -= 1
             piece, self.given = self._text[self.given :], len(self._text)
@@ -38,8 +92,16 @@ class GeneratedText:
     def rest(self) -> str:
         """The characters that were held back, once no token comes any more; an incomplete one is U+FFFD."""
         if not self.stopped:
-            self._text += self._stream.rest()
+            raw = self._tokens.rest()
+            more, new = self._characters.add(raw)
+            self.last = self.last._replace(raw=self.last.raw + raw, end=max(self.last.end, more.end))
+            self._text += new + self._characters.rest()
         return self._give(len(self._text))
+
+    def _with_owed(self, raw: bytes) -> bytes:
+        """The bytes of the next token, behind those of the character that it goes on with."""
+        goes_on = bool(raw) and raw[0] & 0xC0 == 0x80
+        return self._owed + raw if goes_on else raw
 
     def _certain(self) -> int:
         """The end of the text in which no stop text begins that is still to be completed."""
@@ -55,33 +117,3 @@ class GeneratedText:
         piece = self._text[self.given : end]
         self.given = end
         return piece
-
-
-class _DecodeStream:
-    """Text of tokens as they come. Unlike that of tokenizers, it takes texts that later tokens change.
-
-    In a run of bytes that is no UTF-8, a tokenizer with byte fallback turns the good ones before into U+FFFD too.
-    """
-
-    def __init__(self, tokenizer: Any, ids: list[int]) -> None:
-        self._tokenizer, self._ids = tokenizer, ids
-        self._before = len(ids)
-        """The number of ``ids`` whose text was given out; the last of these are decoded for the spaces behind them."""
-
-    def step(self, token: int) -> str:
-        """Return the text of the tokens since the last text; none as long as they do not end a character."""
-        self._ids.append(token)
-        text = self.rest()
-        if not text or text.endswith(_INCOMPLETE):
-            return ""
-        self._ids, self._before = self._ids[self._before :], len(self._ids) - self._before
-        return text
-
-    def rest(self) -> str:
-        """Return the text of the tokens since the last text, whether they end a character or not."""
-        known, text = (
-            str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in (self._ids[: self._before], self._ids)
-        )
-        if not text.startswith(known):  # a character that the prompt begins belongs to the text
-            known = known.rstrip(_INCOMPLETE)
-        return text[len(known) :]

@@ -19,17 +19,17 @@ from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_service.core.cancellation import checkpoint, deadline
 from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.generation.completion_objects import CompletionObjects, Json, Token
+from attention_service.models.generation.completion_objects import CompletionObjects, Token
 from attention_service.models.generation.decode_attention import RowEdits, preparing
 from attention_service.models.generation.decoder import Decoder, Step
-from attention_service.models.generation.echoed_prompts import echoed
+from attention_service.models.generation.echoed_prompts import echoed, unfinished
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest
 from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.model_responses import ResponseObjects
 from attention_service.models.generation.running_text import RunningText, begin_text
 from attention_service.models.generation.token_attention import TokenAttention
-from attention_service.models.generation.token_logprobs import logprob_of
+from attention_service.models.generation.token_logprobs import Json, TokenLogprobs, logprobs_of
 from attention_service.models.generation.transcription_objects import TranscriptionObjects
 from attention_service.models.generation.transcription_plan import language_of
 from attention_service.models.inputs.input_stacks import Stack
@@ -170,11 +170,13 @@ class Generation:
         text = sent if isinstance(sent, str) else None
         edits = {} if self._request.attention is None else self._request.attention.edits
         choices = range(number * plan.sampling.choices, (number + 1) * plan.sampling.choices)
-        ends = "length" if plan.sampling.new_tokens == 0 else None
+        ends_here = plan.sampling.new_tokens == 0
         with self._loaded.adapters.using(self._adapter):
             prompts = echoed(self._loaded, ids, text, edits, plan.sampling.logprobs, choices)
         for tokens in prompts:
-            tokens[-1].finish = ends
+            if ends_here:
+                tokens[-1].finish = "length"
+                tokens[-1].text += unfinished(tokens)
             self._echoed[tokens[0].choice] = sum(len(token.text) for token in tokens)
             if isinstance(self._objects, CompletionObjects) and (objects := self._objects.echo(tokens)):
                 self._emit(objects)
@@ -196,7 +198,8 @@ class Generation:
         place = len(text.ids)
         text.ids.append(token)
         text.steps += 1
-        at, piece = text.text.given, text.text.add(token)
+        logprob = self._logprobs(step)  # in the place of the token, before it is taken
+        piece = text.text.add(token)
         ends = token in self._plan.ends
         finish = "stop" if ends or text.text.stopped else None
         limit = reader.max_length if reader.pairs else None  # what the decoder began with counts too
@@ -205,6 +208,8 @@ class Generation:
             finish = "length"
         if finish is not None:
             piece += text.text.rest()
+            if logprob is not None:
+                logprob.chosen.raw = text.text.last.raw
             self._end(text)
         elif token >= (known := reader.predictable if reader.pairs else reader.vocabulary):
             raise InvalidCheckpoint.at("model", f"it chose token {token}, and has embeddings for {known} tokens")
@@ -212,8 +217,8 @@ class Generation:
         if step.layers is not None:
             (name,) = reader.readable([token])
             attention = {"position": place, "token": name, "id": token, "layers": step.layers}
-        at += self._echoed.get(text.choice, 0)
-        return Token(text.choice, piece, at, finish, self._logprob(step), attention)
+        at = text.text.last.begin + self._echoed.get(text.choice, 0)
+        return Token(text.choice, piece, at, finish, logprob, attention, text.text.last.raw)
 
     def _end(self, text: RunningText) -> None:
         self.texts.remove(text)
@@ -284,9 +289,10 @@ class Generation:
         return None if plan.look is None else TokenAttention(plan.look, plan.places, text.prompt)
 
     def _text(self, prompt: list[int]) -> GeneratedText:
-        before = [] if self._loaded.reader.pairs else prompt
-        sampling = self._plan.sampling
-        return GeneratedText(self._loaded.reader.tokenizer, before, sampling.stops, sampling.least_tokens)
+        reader, plan = self._loaded.reader, self._plan
+        before = [] if reader.pairs else prompt
+        stops, unstopped = plan.sampling.stops, plan.sampling.least_tokens
+        return GeneratedText(reader.decoder, before, stops, unstopped, echoed=plan.echoes)
 
     def _seed(self, text: RunningText) -> None:
         text.generator = torch.Generator(self._loaded.model.device)
@@ -302,12 +308,13 @@ class Generation:
         self._came = now
         return now + step + _SENDING_S > self._deadline
 
-    def _logprob(self, step: Step) -> Json | None:
+    def _logprobs(self, step: Step) -> TokenLogprobs | None:
         """The log-probability of a token, and the likeliest tokens in its place, before anything changed the logits."""
         count = self._plan.sampling.logprobs
         if count is None or step.logits is None:
             return None
-        return logprob_of(self._loaded.reader.tokenizer, step.token, torch.log_softmax(step.logits[0], -1), count)
+        logs = torch.log_softmax(step.logits[0], -1)
+        return logprobs_of(self._loaded.reader.decoder, step.token, step.text.text.peek, logs, count)
 
 
 def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int) -> dict[int, Exception]:

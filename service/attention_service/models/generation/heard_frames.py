@@ -53,13 +53,13 @@ class HeardFrames:
         """The seconds of the frame that the heads looked at most, in the mean, when they chose the last token."""
         return self._seconds[int(self._rows[-1].mean(0).argmax())]
 
-    def ends(self) -> NDArray[np.float64]:
-        """The second ``[tokens]`` at which each token ends, by dynamic time warping; the last ends as the one before.
+    def times(self) -> NDArray[np.float64]:
+        """The seconds ``[tokens + 1]`` at which each token begins, by dynamic time warping, and the end of the sound.
 
-        A token is aligned by the weights of its own query, as transformers does; the last was no query.
+        A token is aligned by the weights of the query that chose it, which is that of the token before, and ends where
+        the next one begins.
         """
-        if len(self._rows) < 2:
-            return np.zeros(len(self._rows))
-        frames = warped_frames(torch.stack(self._rows[1:], 1), self._width)
-        found = np.array([self._seconds[frame][0] for frame in frames])
-        return np.append(found, found[-1])
+        if not self._rows:
+            return np.array([self.length])
+        frames = warped_frames(torch.stack(self._rows, 1), self._width)
+        return np.array([*(self._seconds[frame][0] for frame in frames), self.length])

@@ -9,9 +9,10 @@ from typing import Any, Final
 from attention_contract.schemas.openai import ChatCompletionRequest, ChatMessage, SamplingOptions
 from attention_contract.schemas.openai_api.responses import TEXT_FORMAT, InputImage, InputMessage, ResponseRequest
 from attention_contract.schemas.prompts import ChatTemplateFields, DataUrl, ImageUrlPart, TextPart
-from attention_service.models.generation.completion_objects import Json, Token
+from attention_service.models.generation.completion_objects import Token
 from attention_service.models.generation.generation_plan import GenerationPlan, plan_generation
 from attention_service.models.generation.sampling import Sampling
+from attention_service.models.generation.token_logprobs import Json
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -157,13 +158,7 @@ def _part(tokens: Sequence[Token]) -> Json:
 
 
 def _logprobs(tokens: Sequence[Token]) -> list[Json]:
-    """The log-probabilities of tokens; bytes that are only a part of a character are left out, as none are null."""
-    found = [token.logprob for token in tokens if token.logprob is not None]
-    return [_spelled(each) | {"top_logprobs": [*map(_spelled, each["top_logprobs"])]} for each in found]
-
-
-def _spelled(logprob: Json) -> Json:
-    return logprob | {"bytes": logprob["bytes"] or []}
+    return [token.logprob.entry for token in tokens if token.logprob is not None]
 
 
 def _attention(tokens: Sequence[Token]) -> Json:

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
-from attention_service.models.generation.completion_objects import Json, Token
+from attention_service.models.generation.completion_objects import Token
 from attention_service.models.generation.heard_frames import HeardFrames
+from attention_service.models.generation.token_logprobs import Json
+from attention_service.models.inputs.sounds.timed_words import timed_words
 
 _WITHOUT_SPACES: Final = frozenset({"chinese", "japanese", "thai", "lao", "myanmar", "cantonese"})
 """Languages whose words no space divides: each piece of their text is one."""
@@ -46,6 +48,7 @@ class TranscriptionObjects:
         text = "".join(token.text for token in self._collected).strip()
         if self.request.stream:
             return [{"type": "transcript.text.done", "text": text, "ran": ran}]
+        self._cut_spaces()
         usage = {"type": "duration", "seconds": self.heard.length}
         found: Json = {"text": text, "usage": usage, "ran": ran} | _more(self._collected)
         if self.request.response_format == "verbose_json":
@@ -57,28 +60,27 @@ class TranscriptionObjects:
             }
         return [found]
 
+    def _cut_spaces(self) -> None:
+        """Leave the spaces around the text out of the bytes of its tokens, as they are left out of the text."""
+        scored = [token.logprob.chosen for token in self._collected if token.logprob is not None]
+        text = b"".join(each.raw for each in scored).decode(errors="surrogateescape")
+        before = len(text[: len(text) - len(text.lstrip())].encode(errors="surrogateescape"))
+        end = len(text.rstrip().encode(errors="surrogateescape"))
+        at = 0
+        for each in scored:
+            begin, at = at, at + len(each.raw)
+            each.raw = each.raw[max(before - begin, 0) : max(end - begin, 0)]
+
     def _words(self) -> list[Json]:
-        """The words with their times: each begins where the token before it ends."""
-        ends = self.heard.ends()
-        found: list[Json] = []
-        for at, token in enumerate(self._collected):
-            if not token.text:
-                continue
-            first = not found or token.text[:1].isspace() or self.language in _WITHOUT_SPACES
-            if first and token.text.strip():
-                found.append({"word": "", "start": float(ends[at - 1]) if at else 0.0, "end": 0.0})
-            if found:
-                found[-1]["word"] = (found[-1]["word"] + token.text).strip()
-                found[-1]["end"] = float(ends[at])
-        return found
+        """The words with their times."""
+        parts = [token.raw for token in self._collected]
+        spaced = self.language not in _WITHOUT_SPACES
+        return [each._asdict() for each in timed_words(parts, self.heard.times().tolist(), spaced=spaced)]
 
 
 def _more(tokens: Sequence[Token]) -> Json:
     """Attention and log-probabilities of tokens, if they were asked."""
     attention = [token.attention for token in tokens if token.attention is not None]
-    logprobs = [
-        {name: token.logprob[name] for name in ("token", "bytes", "logprob")}
-        for token in tokens if token.logprob is not None
-    ]  # fmt: skip
+    logprobs = [token.logprob.chosen.entry for token in tokens if token.logprob is not None]
     found: dict[str, Any] = {"attention": attention} if attention else {}
     return found | ({"logprobs": logprobs} if logprobs else {})

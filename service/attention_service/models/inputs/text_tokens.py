@@ -1,14 +1,11 @@
-"""Texts and conversations as the tokens of a model, by the checkpoint's tokenizer; and tokens as people read them."""
+"""Texts and conversations as the tokens of a model, by the checkpoint's tokenizer."""
 
 import inspect
-import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import (
@@ -33,13 +30,9 @@ from attention_service.models.inputs.input_stacks import Stack, Tokens, parted_a
 from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.model_limits import max_length, positions_behind_padding, vocabulary_size
 from attention_service.models.inputs.patch_grids import patch_labels
+from attention_service.models.inputs.token_texts import TokenDecoder
 
 HEARS_NONE: Final = "this model hears none; send text, tokens or messages"
-_LETTERS: Final[Any] = bytes_to_unicode  # has no annotations
-_BYTES: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
-"""The byte that each character of a byte-level token stands for."""
-_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A byte of sentencepiece."""
 
 
 class TextReader:
@@ -65,7 +58,8 @@ class TextReader:
         self.predictable = self.vocabulary if head is None else int(head.weight.shape[0])
         """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
         self._types: int | None = getattr(config.get_text_config(), "type_vocab_size", None) or None
-        self._cleaner = ReadableTokens(tokenizer)
+        self.decoder = TokenDecoder(tokenizer)
+        """The text of its tokens."""
         self.takes_no_images = "this model takes none; send text, tokens or messages"
         """The reason for a request with images."""
 
@@ -85,7 +79,7 @@ class TextReader:
         found = []
         for row, (ids, spans) in enumerate(zip(stack.host_ids.tolist(), stack.spans, strict=True)):
             single = ids[: len(ids) - len(stack.compressed)]
-            tokens = self._cleaner.tokens(single) if stack.names is None else stack.names[row]
+            tokens = self.decoder.readable(single) if stack.names is None else stack.names[row]
             tokens = [*tokens, *(f"[{each.start}…{each.stop - 1}]" for each in stack.compressed)]
             more = {} if stack.patches is None else patch_labels(stack.patches[row])
             more |= {} if stack.seconds is None else {"seconds": stack.seconds[row]}
@@ -96,7 +90,7 @@ class TextReader:
 
     def readable(self, ids: Sequence[int]) -> list[str]:
         """The tokens of these ids, cleaned for reading."""
-        return self._cleaner.tokens(ids)
+        return self.decoder.readable(ids)
 
     def token_id(self, token: int | str, param: str) -> int:
         """The id of a token, given as such or as a text that is one token. Raises InvalidRequest."""
@@ -258,39 +252,6 @@ class TextReader:
         return vocabulary_size(model)
 
 
-class ReadableTokens:
-    r"""Writes tokens for reading: without the marks of the tokenizer, and bytes as the text that they are.
-
-    Bytes that are part of a character are written as ``\xe2``, so that different tokens look different.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._tokenizer = tokenizer
-        self._special: frozenset[str] = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_tokens)
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = "" if backend is None else json.dumps(json.loads(backend.to_str()).get("decoder"))
-        self._by_bytes = "ByteLevel" in decoder
-        self._word_pieces = "WordPiece" in decoder
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The tokens of these ids; the ids themselves without a tokenizer."""
-        if self._tokenizer is None:
-            return [str(each) for each in ids]
-        found = self._tokenizer.convert_ids_to_tokens(list(ids))
-        return [str(each) if token is None else self._clean(str(token)) for each, token in zip(ids, found, strict=True)]
-
-    def _clean(self, token: str) -> str:
-        if token in self._special:
-            return token
-        if self._by_bytes:
-            return _as_text(bytes(map(_BYTES.__getitem__, token))) if _BYTES.keys() >= {*token} else token
-        if self._word_pieces:
-            return token.removeprefix("##")
-        if byte := _BYTE.fullmatch(token):
-            return _as_text(bytes.fromhex(byte[1]))
-        return token.replace("▁", " ")
-
-
 def _cut(tokenizer: Any, text: str, limit: int) -> Tokens:
     """The first tokens of a text, with those that the tokenizer adds.
 
@@ -300,10 +261,6 @@ def _cut(tokenizer: Any, text: str, limit: int) -> Tokens:
     encoding.truncate(max(0, limit - tokenizer.num_special_tokens_to_add()), direction=tokenizer.truncation_side)
     found = tokenizer.backend_tokenizer.post_process(encoding)
     return Tokens(found.ids, [(a, b) if a < b else None for a, b in found.offsets])
-
-
-def _as_text(raw: bytes) -> str:
-    return raw.decode(errors="backslashreplace")
 
 
 def _nth(texts: str | list[str] | None, index: int) -> str | None:

@@ -1,7 +1,6 @@
 """Requests for the sources of an answer, in the turns of a process: the answer is generated first if none is given."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.context import ContextRequest
@@ -11,10 +10,11 @@ from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.answers.context.context_run import ContextRun
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generated_text import GeneratedText
+from attention_service.models.generation.generated_text import GeneratedText, PlacedToken
 from attention_service.models.generation.generation import Generation
 from attention_service.models.generation.generation_plan import GenerationPlan, plan_generation
 from attention_service.models.generation.sampling import Sampling
+from attention_service.models.inputs.token_texts import TokenDecoder
 from attention_service.models.process.served import Answer, Facts, Parts, PricedRun
 
 Then = Callable[[ContextPlan], PricedRun]
@@ -35,33 +35,34 @@ class AnswerGeneration(Generation):
         """Return the work about the answer. Raises InvalidRequest for one without a token."""
         prompt = self._context.inputs.text.ids[0].tolist()
         ids = self.first[len(prompt) :]
-        tokenizer: Any = self._loaded.reader.tokenizer
-        if ids and ids[-1] in self._ends and not tokenizer.decode(ids[-1:], skip_special_tokens=True):
+        decoder = self._loaded.reader.decoder
+        if ids and ids[-1] in self._ends and not decoder.decode(ids[-1:]):
             ids = ids[:-1]
-        answer, ends = _text_of(tokenizer, prompt, ids, self._sampling)
+        answer, ends = _text_of(decoder, prompt, ids, self._sampling)
         if not ends:
             raise InvalidRequest.at("answer", "the model ends its answer before a first word; send one")
         return self._then(self._context.answered(self._loaded, ids[: len(ends)], ends, answer))
 
 
 def _text_of(
-    tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], sampling: Sampling
+    decoder: TokenDecoder, prompt: Sequence[int], ids: Sequence[int], sampling: Sampling
 ) -> tuple[str, list[int]]:  # fmt: skip
-    """A generated text before the stop text that ended it, and its characters up to each of its tokens."""
-    whole = GeneratedText(tokenizer, prompt, ())
-    stopping = GeneratedText(tokenizer, prompt, sampling.stops, sampling.least_tokens)
-    text, length, ends = "", 0, list[int]()
+    """A generated text before the stop text that ended it, and its characters up to each of its tokens.
+
+    A part of a character ends with it.
+    """
+    generated = GeneratedText(decoder, prompt, sampling.stops, sampling.least_tokens)
+    text, places = "", list[PlacedToken]()
     for token in ids:
-        text += stopping.add(token)
-        length += len(whole.add(token))
-        ends.append(length)
-    text += stopping.rest()
-    if ends:
-        ends[-1] += len(whole.rest())
-    if stopping.stopped:
-        begins = [0, *ends[:-1]]
-        ends = [min(end, len(text)) for begin, end in zip(begins, ends, strict=True) if begin < len(text)]
-    return text, ends if text else []
+        text += generated.add(token)
+        places.append(generated.last)
+    text += generated.rest()
+    if not text:
+        return "", []
+    places[-1] = generated.last
+    if generated.stopped:
+        places = [each for each in places if each.begin < len(text)]
+    return text, [min(each.end, len(text)) for each in places]
 
 
 def of_context(run: ContextRun) -> PricedRun:

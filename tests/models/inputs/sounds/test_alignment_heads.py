@@ -9,13 +9,22 @@ import torch
 from tests.client.cli.command_line import invoke
 from tests.conftest import live_server
 from tests.models.inputs.sounds import small_sound_prompts
-from tests.models.inputs.sounds.small_sounds import file_of, made, speech, whisper
+from tests.models.inputs.sounds.small_sounds import END, file_of, made, sent, speech, tokenizer, whisper
+from transformers import LogitsProcessor
 
 from attention_client import Client, InvalidRequest
 from attention_client.survey import SurveyedHead
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
+from attention_contract.validation import validate
+from attention_service.models.generation.generation import generate
+from attention_service.models.generation.sampling import Sampling
+from attention_service.models.generation.transcription_plan import plan_transcription
+from attention_service.models.loaded.loaded_model import LoadedModel
 
 FORWARD, BACK, STILL = 2, 1, 0
 """Heads of ``cross.1``."""
+PROMPT = 4
+"""Tokens before a transcript: its start, language and task, and that it has no times."""
 TARGETS = ["the cat sat", "on the mat"]
 
 
@@ -86,6 +95,47 @@ def test_the_head_that_follows_the_sound_is_the_alignment_head(url, sounds):
         assert ends == sorted(ends)
     heads = made("whisper")[0].generation_config.alignment_heads  # of a model without any such head
     assert heads != [[1, FORWARD]]
+
+
+class Says(LogitsProcessor):
+    """Have a model say these tokens."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone().fill_(-1e9)
+        scores[:, self.ids[input_ids.shape[1] - PROMPT]] = 0
+        return scores
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("said", ["café 中! the", "a b"])
+def test_words_have_the_times_at_which_their_heads_look(tmp_path, monkeypatch, said, ends):
+    """The query at position p looks at frame p · 299 / 63, and chooses the token behind it."""
+    followed(tmp_path)
+    model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    ids = tokenizer()(said, add_special_tokens=False)["input_ids"]
+    count = len(ids)
+    assert count == len(said.encode())  # a token a byte
+    model.model.generation_config.max_length = count + ends
+    monkeypatch.setattr(Sampling, "processors", lambda _: [Says([*ids, END])])
+    fields = {"model": "follower", "file": sent(speech(5.0)), "language": "en", "response_format": "verbose_json"}
+    request = validate(TranscriptionRequest, fields)
+    (whole,) = generate(model, request, plan_transcription(model, request), lambda _: None).last
+    assert whole["text"] == said
+    assert [each["word"] for each in whole["words"]] == said.split()
+    # A token begins halfway between the frames of the two queries before it; the path begins with the sound.
+    begins = [0.0, *((PROMPT - 1.5 + at) * 299 / 63 * 0.02 for at in range(1, count)), 0.0]
+    begins[-1] = (PROMPT - 1.5 + count) * 299 / 63 * 0.02 if ends else 5.0
+    done = 0
+    for word in whole["words"]:
+        end = done + len(f"{' ' if done else ''}{word['word']}".encode())
+        assert word["start"] == pytest.approx(begins[done], abs=0.041)
+        assert word["end"] == pytest.approx(begins[end], abs=0.041)
+        assert word["end"] > word["start"]
+        done = end
+    model.close()
 
 
 def test_the_texts_of_a_model_without_a_decoder_have_the_sounds_in_them(url, sounds):

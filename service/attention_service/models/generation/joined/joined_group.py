@@ -142,7 +142,7 @@ def _prompted(loaded: LoadedModel, attention: Decoding, ids: Sequence[int]) -> R
         begun = begin_text(loaded.model, ids, settings, {})
     text = RunningText(
         0, loaded.model, begun.ids, begun.state, LogitsProcessorList(), draws=False,
-        text=GeneratedText(None, [], ()),
+        text=GeneratedText(loaded.reader.decoder, [], ()),
         edits=RowEdits(loaded, {}), look=None, alone=False, request=0,
     )  # fmt: skip
     with attention.running([text]):

@@ -86,8 +86,9 @@ class AdapterFolder:
 def adapters(root: Path) -> list[AdapterFolder]:
     """Every adapter of the repository that has a folder of its own, by path."""
     known = [*paths(root)]
-    found = [path for path in known if is_adapter_alone(Path(*located(root, path)))]
-    return [opened(root, path, [each for each in known if each not in found]) for path in found]
+    found = {path: None for path in known if is_adapter_alone(Path(*located(root, path)))}
+    bases = [path for path in known if path not in found]
+    return [opened(root, path, bases) for path in found]
 
 
 def opened(root: Path, path: str, bases: Sequence[str]) -> AdapterFolder:

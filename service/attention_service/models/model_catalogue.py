@@ -1,11 +1,11 @@
 """The checkpoints of the model repository that can become models, by their configs and the sizes of their files."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ModelExists, ModelNotFound
 from attention_contract.schemas.models import ModelInfo, default_model_name
@@ -142,10 +142,24 @@ class ModelFolder:
         return inputs_of(self.folder, self.config, self._head, prepares=self.tower is not None)
 
 
-def find_folder(root: Path, checkpoint: str) -> ModelFolder:
+class _Beside(NamedTuple):
+    """The facts of a folder that all of its GGUF files share."""
+
+    link_out: str | None
+    unread: list[str]
+
+
+def _beside(root: Path, folder: Path) -> _Beside:
+    """Look at what lies beside the GGUF files of a folder."""
+    if folder == root.resolve():
+        return _Beside(None, [])
+    return _Beside(link_out(root, folder), unread_beside(folder))
+
+
+def find_folder(root: Path, checkpoint: str, beside: Callable[[Path, Path], _Beside] = _beside) -> ModelFolder:
     """The checkpoint at a path of the repository, or the one that ships. Raises what ``open_checkpoint`` does."""
     if (file := gguf_file(root, checkpoint)) is not None:
-        return _gguf(root, checkpoint.strip("/"), file)
+        return _gguf(checkpoint.strip("/"), file, beside(root, file.parent))
     opened = open_checkpoint(root, checkpoint)
     folder = Path(*located(root, opened.path)).resolve()
     tower = tower_of(folder) if folder.is_dir() else None
@@ -173,10 +187,9 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     )
 
 
-def _gguf(root: Path, path: str, file: Path) -> ModelFolder:
+def _gguf(path: str, file: Path, beside: _Beside) -> ModelFolder:
     """The model of a GGUF file. Raises InvalidCheckpoint."""
     header, seen = read_header(file), file.stat()
-    outside = None if file.parent == root.resolve() else link_out(root, file.parent)
     return ModelFolder(
         checkpoint=path,
         folder=file,
@@ -186,8 +199,8 @@ def _gguf(root: Path, path: str, file: Path) -> ModelFolder:
         tensor_bytes=header.float_bytes * _WIDTHS.get(header.form, 4) // 4,
         stored=header.form if header.form in _WIDTHS else "float32",
         form=None if header.form in _WIDTHS else header.form,
-        fault=refusal_of_gguf(file, header) or outside,
-        left_out=[] if file.parent == root.resolve() else unread_beside(file),
+        fault=refusal_of_gguf(file, header) or beside.link_out,
+        left_out=beside.unread,
         header=header,
     )
 
@@ -211,13 +224,21 @@ def find_name(root: Path, name: str) -> ModelFolder:
 
 def check_own_name(root: Path, checkpoint: str, param: str) -> None:
     """Raise ModelExists for a checkpoint whose default name is another's too; the path ``a--b`` goes before ``a/b``."""
-    if (shared := _shared_name(checkpoint.strip("/"), _paths(root))) is not None:
+    if (shared := _shared_name(checkpoint.strip("/"), _by_name(_paths(root)))) is not None:
         raise ModelExists.at(param, shared)
 
 
-def _shared_name(checkpoint: str, known: Sequence[str]) -> str | None:
+def _by_name(known: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """The paths of checkpoints by their default names."""
+    found: dict[str, list[str]] = {}
+    for path in known:
+        found.setdefault(default_model_name(path), []).append(path)
+    return found
+
+
+def _shared_name(checkpoint: str, known: Mapping[str, Sequence[str]]) -> str | None:
     name = default_model_name(checkpoint)
-    others = [path for path in known if path != checkpoint and default_model_name(path) == name]
+    others = [path for path in known.get(name, ()) if path != checkpoint]
     if checkpoint == name or not others:
         return None
     return (
@@ -256,12 +277,13 @@ def check_divisible(device_map: str) -> None:
 def listed(root: Path) -> list[ModelInfo]:
     """Describe every checkpoint that can become a model or is taken for one, by path, with why it is refused."""
     found, known = [], _paths(root)
+    by_name, beside = _by_name(known), cache(_beside)  # of this list alone
     for path in known:
         try:
-            if (shared := _shared_name(path, known)) is not None:
+            if (shared := _shared_name(path, by_name)) is not None:
                 found.append(_faulty(path, path, shared))
                 continue
-            folder = find_folder(root, path)
+            folder = find_folder(root, path, beside)
             found.append(folder.info(folder.name, None))
         except Exception as fault:  # whatever a folder holds, the others are listed
             found.append(_faulty(default_model_name(path), path, unreadable_reason(fault)))

@@ -36,11 +36,11 @@ def unread_files(folder: Path, read: Collection[Path]) -> list[str]:
     return found[:_MOST]
 
 
-def unread_beside(file: Path) -> list[str]:
-    """The files of a checkpoint beside a GGUF file, unless they are another checkpoint's; each with the reason."""
-    if any(file.parent.glob(f"*{_SAFETENSORS}")):
+def unread_beside(folder: Path) -> list[str]:
+    """The files of a checkpoint beside GGUF files, unless they are another checkpoint's; each with the reason."""
+    if any(folder.glob(f"*{_SAFETENSORS}")):
         return []
-    beside = [name for name in _BESIDE_GGUF if (file.parent / name).is_file()]
+    beside = [name for name in _BESIDE_GGUF if (folder / name).is_file()]
     own = [f"{name} (beside a GGUF file, which is read alone)" for name in beside]
-    others = [each for each in unread_files(file.parent, ()) if each.partition(" ")[0] not in beside]
+    others = [each for each in unread_files(folder, ()) if each.partition(" ")[0] not in beside]
     return [*own, *others][:_MOST]

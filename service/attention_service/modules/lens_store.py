@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from attention_contract.errors import InvalidRequest, LensNotFound, StoreFull, TooLarge, Unreadable
@@ -24,7 +24,15 @@ from attention_contract.json_reading import from_json
 from attention_contract.schemas.analyses.lenses import LensFacts, LensInfo, LensList
 from attention_contract.validation import validate
 from attention_service.modules.recording_files import RECORDING_ID, SUFFIX
-from attention_service.modules.store_files import locked_folder, make_folder, refusal, remove_staged, staged_file, sync
+from attention_service.modules.store_files import (
+    locked_folder,
+    make_folder,
+    open_tensors,
+    refusal,
+    remove_staged,
+    staged_file,
+    sync,
+)
 
 _OWNED: Final = "of"
 _ENTRY: Final = "lens"
@@ -131,7 +139,7 @@ class LensStore:
 
 def _described(path: Path) -> LensInfo:
     """Read the header of a file. Raises Unreadable, InvalidRequest, SafetensorError and OSError."""
-    with safe_open(path, framework="np") as file:
+    with open_tensors(path, framework="np") as file:
         text = (file.metadata() or {}).get(_ENTRY)
     if text is None:
         raise Unreadable("the safetensors file has no metadata entry 'lens'")

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
-from safetensors import safe_open
 
 from attention_contract.errors import Unreadable
 from attention_contract.recording_tensors import place_of
@@ -23,7 +22,7 @@ from attention_contract.schemas.recordings import (
 )
 from attention_contract.tensor_files import DTYPE_NAMES
 from attention_contract.tensors import DTYPES, dtype_name
-from attention_service.modules.store_files import check_regular
+from attention_service.modules.store_files import check_regular, open_tensors
 
 SUFFIX: Final = ".safetensors"
 RECORDING_ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -61,7 +60,7 @@ def described(path: Path, size: int, recording: str = "") -> RecordingInfo:
     Raises Unreadable, SafetensorError and OSError.
     """
     check_regular(path, size)
-    with safe_open(path, framework="np") as file:
+    with open_tensors(path, framework="np") as file:
         tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
         text = (file.metadata() or {}).get(RecordingFile.file_entry)
     facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))

@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from attention_contract.errors import (
     AttentionError,
@@ -54,6 +54,7 @@ from attention_service.modules.recording_files import (
 from attention_service.modules.store_files import (
     locked_folder,
     make_folder,
+    open_tensors,
     reason,
     refusal,
     remove_staged,
@@ -142,7 +143,7 @@ class RecordingStore:
         Raises RecordingNotFound, also if it is deleted meanwhile, and InternalError if the file cannot be read.
         """
         try:
-            with safe_open(self.path(recording, owner), framework=framework) as file:
+            with open_tensors(self.path(recording, owner), framework=framework) as file:
                 yield file
         except FileNotFoundError:
             raise _missing(recording) from None

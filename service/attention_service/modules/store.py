@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,6 +38,7 @@ from attention_service.modules.store_files import (
     check_regular,
     locked,
     make_folder,
+    open_tensors,
     os_error,
     read_regular,
     reason,
@@ -257,7 +258,7 @@ def _read_parameters(folder: Path, version: str, limit: int) -> dict[str, Tensor
     file = _parameters_file(version)
     try:
         check_regular(folder / file, limit)
-        with safe_open(folder / file, framework="pt") as tensors:
+        with open_tensors(folder / file) as tensors:
             # Cloned, so that nothing depends on the file any more.
             return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
     except FileNotFoundError:

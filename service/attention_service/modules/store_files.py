@@ -9,7 +9,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from safetensors import safe_open
 
 from attention_contract.errors import AttentionError, InternalError, StoreFull, StoreReadOnly
 
@@ -96,14 +98,26 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file of at most ``limit`` bytes. Raises OSError for any other."""
-    descriptor = _open_regular(path, limit)
+    descriptor = open_regular(path, limit)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(limit)
 
 
+@contextmanager
+def open_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
+    """Open a safetensors file for a block, as ``safe_open`` does. Raises SafetensorError, and OSError for a pipe.
+
+    The file is read, and not mapped: a map of a file that is cut meanwhile ends the process (SIGBUS).
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    with safe_open(path, framework=framework, backend="pread") as file:
+        yield file
+
+
 def check_regular(path: Path, limit: int) -> None:
     """Raise OSError unless this is a regular file of at most ``limit`` bytes that may be read."""
-    os.close(_open_regular(path, limit))
+    os.close(open_regular(path, limit))
 
 
 def refusal(fault: OSError, thing: str, advice: str = "") -> AttentionError:
@@ -130,11 +144,12 @@ def reason(fault: Exception) -> str:
     return next(iter(str(fault).splitlines()), "") or type(fault).__name__
 
 
-def _open_regular(path: Path, limit: int) -> int:
+def open_regular(path: Path, limit: int | None = None) -> int:
+    """Open a regular file of at most ``limit`` bytes for reading. Raises OSError for any other, and for a link."""
     # Opening a pipe waits for a writer unless told not to.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= limit:
+    if stat.S_ISREG(found.st_mode) and (limit is None or found.st_size <= limit):
         return descriptor
     os.close(descriptor)
     if stat.S_ISREG(found.st_mode):

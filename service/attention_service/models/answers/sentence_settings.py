@@ -191,7 +191,8 @@ def _read(folder: Path, name: str | Path, kind: type, *, optional: bool = False)
     if optional and not place.exists():
         return {}
     try:
-        found = json.loads(place.read_bytes()) if place.stat().st_size <= _LARGEST else None
+        is_read = place.is_file() and place.stat().st_size <= _LARGEST
+        found = json.loads(place.read_bytes()) if is_read else None
     except (OSError, ValueError, RecursionError) as fault:
         raise _refused(f"{name} cannot be read: {type(fault).__name__}") from None
     if not isinstance(found, kind):

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from attention_contract.errors import InvalidCheckpoint
+from attention_service.modules.store_files import open_tensors
 
 VectorStep = Callable[[Tensor], Tensor]
 """Takes vectors ``[B, width]`` and returns others."""
@@ -51,7 +52,7 @@ class DenseLayer:
 
     def _read(self, shapes: dict[str, tuple[int, ...]], like: Tensor) -> dict[str, Tensor]:
         try:
-            with safe_open(self.file, framework="pt") as stored:
+            with open_tensors(self.file) as stored:
                 found = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118 - no mapping
                 if found != {name: [*shape] for name, shape in shapes.items()}:
                     raise InvalidCheckpoint.at("model", f"{self._name} has tensors {found}; its config says {shapes}")

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 
 from attention_service.core.cancellation import checkpoint
 from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm
+from attention_service.modules.store_files import open_tensors
 
 
 class UnpackedFile:
@@ -36,7 +36,7 @@ class UnpackedFile:
         return self._form.unpack(prefix, self._read)
 
     def _read(self, name: str) -> Tensor:
-        with safe_open(self._names[name], framework="pt") as file:
+        with open_tensors(self._names[name]) as file:
             found: Tensor = file.get_tensor(name)
             return found.clone()
 

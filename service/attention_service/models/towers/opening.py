@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.towers.openclip_towers import CONFIG, TENSORS, openclip_tower
 from attention_service.models.towers.timm_towers import is_timm, timm_tower
 from attention_service.models.towers.tower import Tower
-from attention_service.modules.store_files import read_regular, reason
+from attention_service.modules.store_files import open_tensors, read_regular, reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _LARGEST: Final = 2**22
@@ -50,7 +50,7 @@ def _made(make: Callable[..., Tower], config: Mapping[str, Any], file: Path) -> 
 def _headers(file: Path) -> tuple[dict[str, tuple[int, ...]], str]:
     """The shapes of all tensors, and the dtype of the first of floats."""
     try:
-        with safe_open(file.resolve(), framework="pt") as opened:
+        with open_tensors(file.resolve()) as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
             dtypes = [_DTYPES[code] for each in slices.values() if (code := each.get_dtype()) in _DTYPES]
             return {name: tuple(each.get_shape()) for name, each in slices.items()}, (dtypes or ["float32"])[0]

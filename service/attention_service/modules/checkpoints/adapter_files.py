@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import is_finite
-from attention_service.modules.store_files import read_regular, reason
+from attention_service.modules.store_files import open_tensors, read_regular, reason
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_TENSORS: Final = "adapter_model.safetensors"
@@ -212,7 +212,7 @@ class AdapterFiles:
     def _tensors(self) -> dict[str, Tensor]:
         file = (self.folder / ADAPTER_TENSORS).resolve()
         try:
-            with safe_open(file, framework="pt", backend="pread") as opened:
+            with open_tensors(file) as opened:
                 return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
         except (SafetensorError, OSError) as fault:
             raise InvalidCheckpoint.at(

@@ -14,14 +14,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 import attention_service
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
 from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of, quantization_of
-from attention_service.modules.store_files import read_regular, reason
+from attention_service.modules.store_files import open_tensors, read_regular, reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIX: Final = ".safetensors"
@@ -91,7 +91,7 @@ class Checkpoint:
         count = 0
         for place in {*self.names.values()}:
             try:
-                with safe_open(place, framework="pt") as file:
+                with open_tensors(place) as file:
                     for name in file.keys():  # noqa: SIM118  # it is no mapping
                         if name in plain:
                             count += prod(file.get_slice(name).get_shape())
@@ -100,11 +100,8 @@ class Checkpoint:
         return 4 * (count + sum(prod(form.shape(prefix, self._shape, self._read)) for prefix in self.packed.values()))
 
     def _shape(self, tensor: str) -> Sequence[int]:
-        with safe_open(self.names[tensor], framework="pt") as file:
+        with open_tensors(self.names[tensor]) as file:
             return list(file.get_slice(tensor).get_shape())
-
-    def _read(self, tensor: str) -> Tensor:
-        return self._mapped(tensor).clone()
 
     def header(self, tensor: str) -> Header:
         """Dtype and shape of a tensor. Raises InvalidCheckpoint where it is missing or no float."""
@@ -114,7 +111,7 @@ class Checkpoint:
             except (KeyError, ValueError, TypeError, SafetensorError, OSError) as fault:
                 raise InvalidCheckpoint.at("checkpoint", f"{tensor} cannot be unpacked: {reason(fault)}") from fault
         try:
-            with safe_open(self.names[tensor], framework="pt") as file:
+            with open_tensors(self.names[tensor]) as file:
                 part = file.get_slice(tensor)
                 code, shape = part.get_dtype(), tuple(part.get_shape())
         except (SafetensorError, OSError) as fault:
@@ -125,15 +122,15 @@ class Checkpoint:
             )
         return Header(_DTYPES[code], shape)
 
-    def mapped(self, tensor: str) -> Tensor:
-        """A tensor as a map of its file, or unpacked; bytes are read where they are used. Raises InvalidCheckpoint."""
+    def read(self, tensor: str) -> Tensor:
+        """A tensor, unpacked if it is quantized. Raises InvalidCheckpoint."""
         if self.form is not None and (prefix := self.packed.get(tensor)) is not None:
             return self.form.unpack(prefix, self._read)
-        return self._mapped(tensor)
+        return self._read(tensor)
 
-    def _mapped(self, tensor: str) -> Tensor:
+    def _read(self, tensor: str) -> Tensor:
         try:
-            with safe_open(self.names[tensor], framework="pt") as file:
+            with open_tensors(self.names[tensor]) as file:
                 value: Tensor = file.get_tensor(tensor)
                 return value
         except (SafetensorError, OSError) as fault:
@@ -292,7 +289,7 @@ def _shard(root: Path, folder: Path, name: str) -> Path:
 
 def _names_in(file: Path) -> list[str]:
     try:
-        with safe_open(file, framework="pt") as tensors:
+        with open_tensors(file) as tensors:
             return list(tensors.keys())
     except (SafetensorError, OSError) as fault:
         raise _unreadable(file, fault) from fault

@@ -3,7 +3,7 @@
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import mmap
+import os
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_service.modules.store_files import reason
+from attention_service.modules.store_files import open_regular, reason
 
 GGUF: Final = ".gguf"
 """The ending of their names."""
@@ -23,6 +23,10 @@ _STRING: Final = 8
 _ARRAY: Final = 9
 _MOST: Final = 2**22
 """The most entries of an array, and the most tensors."""
+_LISTED: Final = 2**12
+"""The most numbers of an array that are kept: enough for one a layer, and less than one a token of a vocabulary."""
+_REMEMBERED: Final = 1024
+"""The headers, and reasons for which files have none, that are remembered."""
 _TYPES: Final = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
     13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
@@ -43,7 +47,7 @@ class GgufHeader:
     """The header of a GGUF file."""
 
     metadata: Mapping[str, Any]
-    """Its entries. An array of texts, such as the vocabulary, is its length."""
+    """Its entries. An array of texts, or of more than 4,096 numbers, such as those of a vocabulary, is its length."""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
     """Type and shape of each tensor, the shape as PyTorch has it."""
 
@@ -74,51 +78,66 @@ class GgufHeader:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """The header of a file. Raises InvalidCheckpoint."""
+    """The header of a file, or the refusal of it, read anew once the file has changed. Raises InvalidCheckpoint."""
     try:
         seen = file.stat()
-        return _read(file, seen.st_mtime_ns, seen.st_size)
-    except (OSError, ValueError, struct.error, IndexError, KeyError, MemoryError) as fault:
-        why = reason(fault) if isinstance(fault, OSError) else str(fault) or type(fault).__name__
-        raise InvalidCheckpoint.at("checkpoint", f"{file.name} is not a readable GGUF file: {why[:200]}") from fault
+    except OSError as fault:
+        raise _unreadable(file, fault) from fault
+    found = _read(file, seen.st_mtime_ns, seen.st_size)
+    if isinstance(found, GgufHeader):
+        return found
+    raise _unreadable(file, found) from found
 
 
-@lru_cache(maxsize=64)
-def _read(file: Path, _changed: int, size: int) -> GgufHeader:
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        magic, version, tensors, entries = struct.unpack_from("<4sIQQ", content, 0)
-        if magic != b"GGUF" or version not in {2, 3}:
-            raise ValueError("expected the first bytes GGUF, and version 2 or 3")
-        if max(tensors, entries) > _MOST:
-            raise ValueError(f"it says {tensors} tensors and {entries} entries, more than {_MOST}")
-        reader = _Reader(content, 24)
-        metadata = {reader.text(): reader.value(*reader.unpacked("I")) for _ in range(entries)}
-        if "general.architecture" not in metadata:
-            raise ValueError("it has no general.architecture")
-        found = dict(reader.tensor() for _ in range(tensors))
-        if reader.place > size:
-            raise ValueError("it ends inside its header")
-        return GgufHeader(metadata, found)
+def _unreadable(file: Path, fault: Exception) -> InvalidCheckpoint:
+    why = reason(fault) if isinstance(fault, OSError) else str(fault) or type(fault).__name__
+    return InvalidCheckpoint.at("checkpoint", f"{file.name} is not a readable GGUF file: {why[:200]}")
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _read(file: Path, _changed: int, size: int) -> GgufHeader | OSError | ValueError:
+    """The header of a file of this time and size, or why it has none."""
+    try:
+        # Read, and not mapped: a map of a file that is cut meanwhile ends the process.
+        with os.fdopen(open_regular(file), "rb", buffering=2**18) as opened:
+            return _Reader(opened, size).header()
+    except (OSError, ValueError) as fault:
+        return fault.with_traceback(None)
+    except struct.error as fault:
+        return ValueError(str(fault))
 
 
 @dataclass
 class _Reader:
-    """A place in a file, which moves on with each thing that is read."""
+    """A file that is read from its beginning."""
 
-    content: mmap.mmap
-    place: int
+    file: BinaryIO
+    size: int
+    """Its bytes. Nothing in its header may claim more."""
+
+    def header(self) -> GgufHeader:
+        magic, version, tensors, entries = self.unpacked("4sIQQ")
+        if magic != b"GGUF" or version not in {2, 3}:
+            raise ValueError("expected the first bytes GGUF, and version 2 or 3")
+        if max(tensors, entries) > _MOST:
+            raise ValueError(f"it says {tensors} tensors and {entries} entries, more than {_MOST}")
+        metadata = {self.text(): self.value(*self.unpacked("I")) for _ in range(entries)}
+        if "general.architecture" not in metadata:
+            raise ValueError("it has no general.architecture")
+        return GgufHeader(metadata, dict(self.tensor() for _ in range(tensors)))
+
+    def taken(self, count: int) -> bytes:
+        """The next bytes. Raises ValueError if the file has fewer."""
+        found = self.file.read(count) if count <= self.size else b""
+        if len(found) < count:
+            raise ValueError("it ends inside its header")
+        return found
 
     def unpacked(self, form: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(f"<{form}", self.content, self.place)
-        self.place += struct.calcsize(f"<{form}")
-        return values
+        return struct.unpack(f"<{form}", self.taken(struct.calcsize(f"<{form}")))
 
     def text(self) -> str:
-        (length,) = self.unpacked("Q")
-        start, self.place = self.place, self.place + length
-        if self.place > len(self.content):
-            raise ValueError("a text in its header is longer than the file")
-        return self.content[start : self.place].decode("utf-8", "replace")
+        return self.taken(*self.unpacked("Q")).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
         if kind in _SCALARS:
@@ -131,13 +150,15 @@ class _Reader:
         if count > _MOST:
             raise ValueError(f"an array has {count} entries, more than {_MOST}")
         if inner in _SCALARS:
-            return list(self.unpacked(f"{count}{_SCALARS[inner]}"))
+            form = f"{count}{_SCALARS[inner]}"
+            if count <= _LISTED:
+                return list(self.unpacked(form))
+            self.taken(struct.calcsize(f"<{form}"))
+            return count
         if inner != _STRING:
             raise ValueError(f"an array has entries of type {inner}")
-        content, place = self.content, self.place
         for _ in range(count):  # a vocabulary
-            place += 8 + int.from_bytes(content[place : place + 8], "little")
-        self.place = place
+            self.taken(int.from_bytes(self.taken(8), "little"))
         return count
 
     def tensor(self) -> tuple[str, tuple[str, tuple[int, ...]]]:

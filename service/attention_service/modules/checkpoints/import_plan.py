@@ -56,7 +56,7 @@ class Plan:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
         try:
             pieces = self._pieces.items()
-            stored = {each.tensor: self._checkpoint.mapped(each.tensor) for _, each in pieces}
+            stored = {each.tensor: self._checkpoint.read(each.tensor) for _, each in pieces}
             if not self._checkpoint.packed.keys().isdisjoint(stored):
                 stored = {name: value.float() for name, value in stored.items()}  # biases may be of another dtype
             if self._adapter is not None:
@@ -71,19 +71,19 @@ class Plan:
         return values
 
 
-def _copied(mapped: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of parameters that are maps of a file; the weights of q, k and v lie one behind the other if they can.
+def _copied(cut: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of parts of stored tensors; the weights of q, k and v lie one after the other if they can.
 
     A module lays them out so, and thus needs no second copy.
     """
-    parts = [mapped[f"{role}_proj.weight"] for role in "qkv"]
+    parts = [cut[f"{role}_proj.weight"] for role in "qkv"]
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
-        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in mapped.items()}
+        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in cut.items()}
     together = torch.cat(parts).split_with_sizes([len(part) for part in parts])
     joint = {f"{role}_proj.weight": part for role, part in zip("qkv", together, strict=True)}
     return {
         name: joint[name] if name in joint else value.clone(memory_format=torch.contiguous_format)
-        for name, value in mapped.items()
+        for name, value in cut.items()
     }
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from attention_contract.errors import InternalError, InvalidRequest
 from attention_service.models.answers.lenses.residual_stream import ResidualStream
+from attention_service.modules.store_files import open_tensors
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class LensFile:
 
     def matrix(self, number: int) -> Tensor:
         """The matrix of a layer, in float32."""
-        with safe_open(self.path, framework="pt") as file:
+        with open_tensors(self.path) as file:
             found: Tensor = file.get_tensor(f"jacobians.{number}")
         return found.to(torch.float32)
 
     def _shapes(self) -> dict[int, list[int]]:
         try:
-            with safe_open(self.path, framework="pt") as file:
+            with open_tensors(self.path) as file:
                 return {
                     int(name.rpartition(".")[2]): list(file.get_slice(name).get_shape())
                     for name in file.keys()  # noqa: SIM118

@@ -10,7 +10,7 @@ from tests.client.tiny_models import tokenizer
 from tests.models.small_models import IDS, device
 from tests.models_walk.compared import built
 
-from attention_contract.errors import NotFinite
+from attention_contract.errors import InvalidRequest, NotFinite
 from attention_contract.schemas.model_requests import ModelForwardReply
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.finite_answers import check_finite, end_of
@@ -92,11 +92,13 @@ def test_what_does_not_overflow_is_answered(served):
 
 
 def test_what_a_request_brings_is_answered(served):
-    """A request that edits NaN in gets NaN."""
+    """A score of −∞, which hides its key, is asked for, and returned as it is; NaN is refused before the pass."""
     wide = ServedModel(model(torch.float32))
-    edit = {"tap": "output", "value": {"dtype": "float32", "shape": [32], "data": ["NaN"] * 32}}
-    reply = asked(wide, "forward", tokens=IDS, edits={"0": [edit]}, **{"return": ["logits"]}).reply
-    assert np.isnan(reply.logits).all()
+    edit = {"tap": "scores", "keys": [0], "queries": [2], "set": "-Infinity"}
+    reply = asked(wide, "forward", tokens=IDS, edits={"0": [edit]}, layers=[0], **{"return": ["scores"]}).reply
+    assert np.isneginf(reply.layers[0].scores[:, 2, 0]).all()
+    with pytest.raises(InvalidRequest, match="expected finite numbers"):
+        asked(wide, "forward", tokens=IDS, edits={"0": [{"tap": "output", "set": "NaN"}]})
 
 
 def test_numbers_that_forbid_are_meant():

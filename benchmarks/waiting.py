@@ -105,7 +105,7 @@ def _send(url: str, headers: dict[str, str], bodies: list[dict[str, Any]], statu
 
 
 def _apart(path: str, body: dict[str, Any], number: int) -> dict[str, Any]:
-    """What makes a fit another one than the others; equal ones would be one."""
+    """Fields that make each fit another one; equal fits would be one."""
     return {"texts": [f"{number} {each}" for each in body["texts"]]} if path.endswith("lenses") else {}
 
 

@@ -323,7 +323,7 @@ class TokenLogprob(WireModel):
     """One token and its log-probability."""
 
     token: str
-    r"""What the token adds to the text behind the tokens before it, with a part of a character as ``\xe2``; a special
+    r"""The text that the token adds to that of the tokens before it, with a part of a character as ``\xe2``; a special
     token by its name."""
     bytes: list[int] | None = None
     """The bytes that the token adds to the text, none for a special one: joined, those of all tokens are the text."""
@@ -349,7 +349,7 @@ class CompletionLogprobs(WireModel):
     text_offset: list[int]
     """The first character of each token in the text of the choice."""
     tokens: list[str]
-    r"""What each token adds to the text; a part of a character as ``bytes:\xe2``, and a special token by its name."""
+    r"""The text that each token adds; a part of a character as ``bytes:\xe2``, and a special token by its name."""
     token_logprobs: list[AnyNumber | None]
     """Null for the first token of a prompt, with ``echo``."""
     top_logprobs: list[dict[str, AnyNumber] | None] | None = None

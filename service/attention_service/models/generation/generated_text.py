@@ -11,7 +11,7 @@ class PlacedToken(NamedTuple):
     """A token in a text."""
 
     raw: bytes
-    """What it adds to the text."""
+    """The bytes that it adds to the text."""
     begin: int
     """The first character of the text that it is, or is a part of; of a token without text, the next one."""
     end: int

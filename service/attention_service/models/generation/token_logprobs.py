@@ -22,7 +22,7 @@ class ScoredToken:
     name: str
     """The token as the vocabulary has it."""
     raw: bytes
-    """What it adds to its text."""
+    """The bytes that it adds to its text."""
     is_special: bool
     """True for a token that a text leaves out, unless it stands for a part of a prompt that came as text."""
     logprob: float | None

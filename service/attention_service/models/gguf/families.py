@@ -350,4 +350,4 @@ FAMILIES: Final[Mapping[str, GgufFamily]] = {
         _newer("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", *_QWEN35_READ, *_MOE_READ), converted_by_transformers=True
     ),
 }
-"""By the name that a file gives as ``general.architecture``."""
+"""The families, by the name that a file gives as ``general.architecture``."""

@@ -19,7 +19,7 @@ class TextsRead:
     """The long texts of a request that were read."""
 
     results: dict[Hashable, Callable[[], Any]] = field(default_factory=dict)
-    """What returns the result of each, or raises its fault, by the arguments of the reading."""
+    """A function for the arguments of each reading that returns its result or raises its fault."""
     may_wait: bool = False
     """True while the request can be given up, to be run again."""
 

@@ -25,7 +25,7 @@ _CONTEXT: Final = 8
 
 
 class TokenDecoder:
-    """What a tokenizer says of the text of its tokens."""
+    """The facts of a tokenizer about the text of its tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._tokenizer: Any = tokenizer

@@ -154,6 +154,6 @@ _UNDO: Final[Mapping[str, Undo]] = {
     "llama": _llama, "bloom": _bloom, "falcon": _falcon, "gpt2": _gpt2, "gpt-oss": _gpt_oss, "mamba": _mamba,
     "stablelm": _stablelm, "nemotron": _norms_from_zero, "gemma2": _norms_from_zero, "gemma3": _norms_from_zero,
 }  # fmt: skip
-"""What undoes the changes of llama.cpp's converter, by the architecture of a file."""
+"""Functions that undo the changes of llama.cpp's converter, by the architecture of a file."""
 _BIASES_MAY_LACK: Final = {"llama", "qwen3", "qwen3moe", "nemotron"}
 """Architectures of which llama.cpp takes a bias that a file has not as zero, where their class has all or none."""

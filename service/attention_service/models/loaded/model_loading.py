@@ -170,7 +170,7 @@ class _Opened(NamedTuple):
     source: dict[str, Any]
     """The arguments by which transformers finds its tensors."""
     left_out: list[str] | None
-    """What the model does not take, if transformers does not say it."""
+    """Tensors that the model does not take, if transformers does not name them."""
 
 
 def _opened(

@@ -62,7 +62,7 @@ def _naming(loaded: LoadedModel, made: Callable[[], PricedRun]) -> Iterator[None
 
 
 def end_of(found: Any) -> Any:
-    """What a work returns at last, once all its parts ran."""
+    """Return the last result of a work, once all its parts ran."""
     while isinstance(found, PricedRun | Generator):
         if isinstance(found, PricedRun):
             found = found.run()

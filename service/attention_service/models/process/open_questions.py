@@ -34,7 +34,7 @@ class OpenQuestions:
         """``memories``: those in which replies are made."""
         self.pipes, self.model, self._memories = pipes, model, memories
         self.waiting: list[Waiting] = []
-        """Where a question may wait, which is to leave with its answer."""
+        """Places in which a question may wait, and which it is to leave with its answer."""
         self._questions: dict[int, AskedQuestion] = {}
         self._least = held_after_giving_back()
         """The bytes of the process when it last gave memory back."""

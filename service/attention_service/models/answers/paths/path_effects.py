@@ -61,7 +61,7 @@ class EffectsOfPaths:
         self.changes: SentChanges | None = None
         """The changes of what the beginnings send, once the baseline, and the states in place of its, are measured."""
         self._clean: SentStates | None = None
-        """What the beginnings send in the baseline."""
+        """The states that the beginnings send in the baseline."""
 
     @property
     def sizes(self) -> SweepSizes:

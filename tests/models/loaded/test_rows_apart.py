@@ -11,7 +11,7 @@ from tests.client.transformers.families import tiny
 from tests.models.generation.test_joined import FAMILIES, TEXT, Callers, alone, loaded, same
 from tests.models.small_models import IDS, device
 
-from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest, NotFinite
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_forward import forward_reply
@@ -183,13 +183,15 @@ def test_a_running_text_that_becomes_infinite_changes_no_other(kind):
     prompts = {name: TEXT[at : at + (length or 4 + 5 * at)] for at, name in enumerate(("first", "second", "third"))}
     callers = Callers(model)
     callers.ask("first", prompts["first"], max_tokens=9)
-    callers.ask("hot", TEXT[:9], max_tokens=4, attention={"edits": infinite(model)})
+    later = {layer: [edit | {"queries": [10]} for edit in edits] for layer, edits in infinite(model).items()}
+    callers.ask("hot", TEXT[:9], max_tokens=4, attention={"edits": later})
     callers.ask("second", prompts["second"], max_tokens=9)
     callers.turn()
     callers.turn()
     if length is None:
         callers.ask("third", prompts["third"], max_tokens=6)
     found = callers.end()
+    assert isinstance(found["hot"], NotFinite)
     for name, tokens in (("first", 9), ("second", 9), ("third", 6)):
         if name in found:
             same(found[name], alone(model, prompts[name], max_tokens=tokens))

@@ -19,8 +19,8 @@ from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.forward import Forward
-from attention_service.runtime.planning.learned_factors import FEWEST
 from attention_service.runtime.planning.prediction_accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
+from attention_service.runtime.planning.run_ratios import FEWEST
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
 RATES = Rates(1e10, 1e10, 1e-5)

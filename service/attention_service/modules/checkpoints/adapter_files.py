@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import is_finite
+from attention_service.modules.checkpoints.module_patterns import ModulePatterns, UnreadPattern
 from attention_service.modules.store_files import open_tensors, read_regular, reason
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -29,6 +31,8 @@ _UNMERGED: Final = frozenset(
 )
 """Kinds that add tokens, keys or values, and have no merged form."""
 _PREFIX: Final = "base_model.model."
+_PATTERNS: Final = "rank_pattern", "alpha_pattern"
+"""Entries that have numbers by patterns of module paths. Which modules change is read off the tensors' names."""
 _BYTES: Final = 2**24
 """The largest adapter_config.json that is read."""
 _BASE_CHANGED: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -139,7 +143,7 @@ class AdapterFiles:
     @property
     def refused(self) -> str | None:
         """The reason for which it is refused, by its config and the names of its files."""
-        return _of_other_kind(self.config) or self._without_numbers
+        return _of_other_kind(self.config) or self._without_numbers or self._unread_patterns
 
     @property
     def _without_numbers(self) -> str | None:
@@ -149,6 +153,23 @@ class AdapterFiles:
             return None
         other = ", ".join(sorted(file.name for file in self.folder.glob("adapter_model.*")))
         return f"it has no {ADAPTER_TENSORS}{f' (only {other})' if other else ''}; save it with safe_serialization"
+
+    @property
+    def _unread_patterns(self) -> str | None:
+        for entry in _PATTERNS:
+            numbers = self.config.get(entry) or {}
+            if not isinstance(numbers, dict) or not all(isinstance(each, int | float) for each in numbers.values()):
+                return f"its {entry} is no object of numbers by patterns of module names"
+        try:
+            _ = self._patterns
+        except UnreadPattern as why:
+            return f"{why}; or {MERGE}"
+        return None
+
+    @cached_property
+    def _patterns(self) -> dict[str, ModulePatterns]:
+        """The patterns of each entry. Raises UnreadPattern."""
+        return {entry: ModulePatterns(entry, tuple(self.config.get(entry) or ())) for entry in _PATTERNS}
 
     def check(self) -> None:
         """Raise InvalidCheckpoint if it is refused."""
@@ -261,14 +282,11 @@ class AdapterFiles:
 
     def _of_module(self, entry: str, path: str, default: float) -> float:
         """The number of the first pattern that a module's path ends with, as peft chooses it."""
-        patterns = self.config.get(entry) or {}
-        for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-            try:
-                if isinstance(value, int | float) and re.match(rf"(.*\.)?({pattern})$", path):
-                    return float(value)
-            except re.error:
-                continue
-        return default
+        try:
+            pattern = self._patterns[entry].first(path)
+        except UnreadPattern as why:
+            raise InvalidCheckpoint.at("adapter", f"{self.folder.name}: {why}") from why
+        return default if pattern is None else float(self.config[entry][pattern])
 
 
 def _of_other_kind(config: Mapping[str, Any]) -> str | None:

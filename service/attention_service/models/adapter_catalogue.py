@@ -23,6 +23,8 @@ class AdapterFolder:
     checkpoint: str
     """Its path inside the repository."""
     folder: Path
+    root: Path
+    """The model repository."""
     base: str | None
     """The checkpoint of its base, by its config; None if that is not in the repository."""
     refused: str | None
@@ -38,7 +40,7 @@ class AdapterFolder:
     @property
     def facts(self) -> dict[str, str]:
         """The facts by which a model's process loads it."""
-        return {"name": self.name, "folder": str(self.folder)}
+        return {"name": self.name, "folder": str(self.folder), "root": str(self.root)}
 
     def check(self) -> None:
         """Raise InvalidCheckpoint if it is refused."""
@@ -50,7 +52,7 @@ class AdapterFolder:
         others = [
             f"{name} (that of the base is used)"
             for name in OF_TEXT
-            if (own := self.folder / name).is_file() and not _same(own, folder / name)
+            if self.refused is None and (own := self.folder / name).is_file() and not _same(own, folder / name)
         ]
         changed = {
             "id": f"{base.id}{BETWEEN}{self.name}", "checkpoint": self.checkpoint, "created": self.created,
@@ -95,12 +97,12 @@ def opened(root: Path, path: str, bases: Sequence[str]) -> AdapterFolder:
     """The adapter of a folder. ``bases``: the checkpoints among which its base is looked for."""
     folder = Path(*located(root, path)).resolve()
     try:
-        files = AdapterFiles.open(folder)
+        files = AdapterFiles.open(folder, root)
     except AttentionError as fault:
-        return AdapterFolder(path, folder, None, fault.detail)
+        return AdapterFolder(path, folder, root, None, fault.detail)
     refused = files.refused or link_out(root, folder)
     base, doubt = _base(files.config, bases)
-    return AdapterFolder(path, folder, base, refused or doubt, files.written // 10**9)
+    return AdapterFolder(path, folder, root, base, refused or doubt, files.written // 10**9)
 
 
 def find_adapter(root: Path, name: str) -> AdapterFolder:

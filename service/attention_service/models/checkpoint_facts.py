@@ -22,7 +22,7 @@ from attention_service.modules.checkpoints.adapter_files import (
     is_adapter,
 )
 from attention_service.modules.checkpoints.attention_blocks import blocks_of
-from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.checkpoint_files import OUTSIDE, open_checkpoint
 from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.import_plan import missing_fields
 from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
@@ -160,7 +160,7 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
         or _quantized(config)
         or beyond_the_model(tensors, quantized=quantization_of(config) is not None)
         or _unnamed(folder, config)
-        or _beside(folder)
+        or _beside(root, folder)
         or link_out(root, folder)
     )  # fmt: skip
 
@@ -247,10 +247,13 @@ def _unnamed(folder: Path, config: Mapping[str, Any]) -> str | None:
     return f"transformers reads {' or '.join(_READ)}, and its files have other names; save it anew (save_pretrained)"
 
 
-def _beside(folder: Path) -> str | None:
+def _beside(root: Path, folder: Path) -> str | None:
     """The reason for which a folder is refused whose model takes more than the tensors that are read."""
     if (folder / ADAPTER_CONFIG).exists():
-        why = AdapterFiles.open(folder).refused
+        try:
+            why = AdapterFiles.open(folder, root).refused
+        except InvalidCheckpoint as fault:
+            return fault.detail
         return None if why is None else f"of the adapter beside the model: {why}; or move it elsewhere"
     if (folder / ADAPTER_TENSORS).exists():
         return f"{ADAPTER_TENSORS} lies beside the model without {ADAPTER_CONFIG}; move it elsewhere"
@@ -268,10 +271,7 @@ def link_out(root: Path, folder: Path) -> str | None:
         for name in (*folders, *files):
             path = Path(place, name)
             if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(top)):
-                return (
-                    f"{path.relative_to(folder)} is a link, and not to a file inside the model repository; "
-                    "put the file in its place"
-                )
+                return f"{path.relative_to(folder)} is a {OUTSIDE}"
     return None
 
 

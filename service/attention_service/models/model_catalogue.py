@@ -69,11 +69,8 @@ class ModelFolder:
     """The encoders of a checkpoint that timm or OpenCLIP wrote."""
     left_out: Sequence[str] = ()
     """Its files that are not read, each with the reason."""
-
-    @cached_property
-    def adapter(self) -> AdapterFolder | None:
-        """The adapter that lies beside the model, and applies to it."""
-        return AdapterFolder(self.checkpoint, self.folder, self.checkpoint, None) if is_adapter(self.folder) else None
+    adapter: AdapterFolder | None = None
+    """The adapter that lies beside the model, and applies to it."""
 
     @property
     def name(self) -> str:
@@ -184,6 +181,7 @@ def find_folder(root: Path, checkpoint: str, beside: Callable[[Path, Path], _Bes
         fault=refusal_of(root, folder, config, opened.names),
         tower=tower,
         left_out=unread_files(folder, {*opened.names.values()}),
+        adapter=AdapterFolder(opened.path, folder, root, opened.path, None) if is_adapter(folder) else None,
     )
 
 

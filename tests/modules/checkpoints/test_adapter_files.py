@@ -1,8 +1,10 @@
-"""Configs of adapters that stop nobody: patterns, in the list, the load and the import of a layer."""
+"""Files of adapters that stop nobody and read nothing else: patterns and links, in the list, the load and imports."""
 
 import json
+import os
 
 import pytest
+import safetensors
 import torch
 from safetensors.torch import save_file
 from tests.client.transformers.families import tiny
@@ -11,9 +13,11 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.modules import ImportModule
 from attention_service.models.adapter_catalogue import opened
 from attention_service.models.checkpoint_facts import refusal_of
+from attention_service.modules import store_files
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.import_plan import plan
 
+NAMES = "adapter_config.json", "adapter_model.safetensors"
 PROJECTIONS = "q_proj", "v_proj"
 PLACE = "model.layers.0.self_attn"
 HOSTILE = r"(a+)+$", r"(\w+\.?)+!", r"(.*)*(.*)*(.*)*x", r"((a?){32}a{32})+c"
@@ -40,6 +44,19 @@ def root(tmp_path_factory):
     return root
 
 
+@pytest.fixture
+def beside(root):
+    """Function that writes an adapter into the folder of its base for one test."""
+    yield lambda **entries: write(root / "net", **entries)
+    for name in NAMES:
+        (root / "net" / name).unlink(missing_ok=True)
+
+
+def refusal_beside(root):
+    config = json.loads((root / "net/config.json").read_text())
+    return refusal_of(root, root / "net", config, ["x"]) or ""
+
+
 @pytest.mark.parametrize("entry", ["rank_pattern", "alpha_pattern"])
 @pytest.mark.parametrize("pattern", HOSTILE)
 def test_a_pattern_that_backtracks_for_ever_in_python_is_matched_at_once(tmp_path, entry, pattern):
@@ -62,7 +79,7 @@ def test_numbers_are_those_of_the_first_pattern(tmp_path):
     [({"(?=q)q_proj": 1}, r"has the pattern '\(\?=q\)q_proj', which has \(\?="), ([1], "no object of numbers"),
      ({"q_proj": "2"}, "no object of numbers")],
 )  # fmt: skip
-def test_what_is_not_read_is_refused_before_a_load(tmp_path, root, entry, value, reason):
+def test_what_is_not_read_is_refused_before_a_load(tmp_path, root, beside, entry, value, reason):
     own = write(root / tmp_path.name, **{entry: value})
     row = opened(root, own.name, ["net"])
     assert row.refused is not None
@@ -71,10 +88,62 @@ def test_what_is_not_read_is_refused_before_a_load(tmp_path, root, entry, value,
     assert entry in told.value.detail
     with pytest.raises(InvalidCheckpoint, match=reason):
         plan(root, ImportModule(checkpoint="net", layer=0, adapter=own.name))
-    write(root / "net", **{entry: value})
-    try:
-        config = json.loads((root / "net/config.json").read_text())
-        assert f"of the adapter beside the model: its {entry}" in (refusal_of(root, root / "net", config, ["x"]) or "")
-    finally:
-        (root / "net/adapter_config.json").unlink()
-        (root / "net/adapter_model.safetensors").unlink()
+    beside(**{entry: value})
+    assert f"of the adapter beside the model: its {entry}" in refusal_beside(root)
+
+
+@pytest.fixture
+def opened_paths(monkeypatch):
+    """The paths of all files that are opened, by Python or safetensors."""
+    seen = []
+
+    def recorded(opens):
+        def recording(path, *more, **options):
+            seen.append(os.path.realpath(path))
+            return opens(path, *more, **options)
+
+        return recording
+
+    monkeypatch.setattr(os, "open", recorded(os.open))
+    monkeypatch.setattr(store_files, "safe_open", recorded(safetensors.safe_open))
+    return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_out_of_the_repository_is_refused_by_name_and_not_read(tmp_path, root, beside, opened_paths, name):
+    outside = write(tmp_path / "outside")
+    told = f"{name} is a link, and not to a file inside the model repository"
+    own = write(root / tmp_path.name)
+    (own / name).unlink()
+    (own / name).symlink_to(outside / name)
+    assert told in opened(root, own.name, ["net"]).refused
+    with pytest.raises(InvalidCheckpoint, match=told):
+        plan(root, ImportModule(checkpoint="net", layer=0, adapter=own.name))
+    with pytest.raises(InvalidCheckpoint, match=told):  # as the process of a model opens it
+        AdapterFiles.open(own, root)
+    place = beside()
+    (place / name).unlink()
+    (place / name).symlink_to(outside / name)
+    assert told in refusal_beside(root)
+    assert opened_paths
+    assert not [each for each in opened_paths if each.startswith(str(outside))]
+
+
+def test_a_file_that_becomes_a_link_after_the_config_was_read_is_not_followed(tmp_path, root):
+    outside, own = write(tmp_path / "outside"), write(root / tmp_path.name)
+    files = AdapterFiles.open(own, root)
+    (own / NAMES[1]).unlink()
+    (own / NAMES[1]).symlink_to(outside / NAMES[1])
+    with pytest.raises(InvalidCheckpoint, match="is a link"):
+        files.changes()
+
+
+def test_a_link_to_a_file_of_the_repository_is_followed(tmp_path, root):
+    """The cache of the hub has its files so."""
+    blobs, own = write(root / f"{tmp_path.name}-blobs"), root / tmp_path.name
+    own.mkdir()
+    for name in NAMES:
+        (own / name).symlink_to(blobs / name)
+    assert opened(root, own.name, ["net"]).refused is None
+    assert len(AdapterFiles.open(own, root).changes()) == 2
+    assert plan(root, ImportModule(checkpoint="net", layer=0, adapter=own.name)).source.adapter == own.name

@@ -79,7 +79,7 @@ class ServedModel:
         if (adapter := facts.get("adapter")) is None:
             return finite_work(made(), self.loaded, made, body)
         adapters, name = self.loaded.adapters, adapter["name"]
-        files = AdapterFiles.open(Path(adapter["folder"]))
+        files = AdapterFiles.open(Path(adapter["folder"]), Path(adapter["root"]))
 
         def loaded() -> PricedRun:
             return with_adapter(self.loaded, adapters.known(name, files.written) or adapters.load(name, files), made)

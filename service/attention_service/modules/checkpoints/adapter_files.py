@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import is_finite
+from attention_service.modules.checkpoints.checkpoint_files import OUTSIDE, inside
 from attention_service.modules.checkpoints.module_patterns import ModulePatterns, UnreadPattern
 from attention_service.modules.store_files import open_tensors, read_regular, reason
 
@@ -30,6 +31,7 @@ _UNMERGED: Final = frozenset(
     {"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CARTRIDGE", "ADAPTION_PROMPT", "CPT"}
 )
 """Kinds that add tokens, keys or values, and have no merged form."""
+_FILES: Final = ADAPTER_CONFIG, ADAPTER_TENSORS
 _PREFIX: Final = "base_model.model."
 _PATTERNS: Final = "rank_pattern", "alpha_pattern"
 """Entries that have numbers by patterns of module paths. Which modules change is read off the tensors' names."""
@@ -113,6 +115,8 @@ class AdapterFiles:
     """An adapter in a folder."""
 
     folder: Path
+    root: Path
+    """The model repository, out of which no link is followed."""
     config: Mapping[str, Any]
     """adapter_config.json."""
     bytes: int
@@ -121,18 +125,21 @@ class AdapterFiles:
     """Nanoseconds since 1970 at which its newest file was written."""
 
     @classmethod
-    def open(cls, folder: Path) -> "AdapterFiles":
-        """Read its config. Raises InvalidCheckpoint."""
+    def open(cls, folder: Path, root: Path | None = None) -> "AdapterFiles":
+        """Read its config. ``root``: the model repository, by default the folder. Raises InvalidCheckpoint."""
+        root = root or folder
+        places = {name: _place(root, folder, name) for name in _FILES}
         try:
-            config = json.loads(read_regular((folder / ADAPTER_CONFIG).resolve(), _BYTES))
+            config = json.loads(read_regular(places[ADAPTER_CONFIG], _BYTES))
         except OSError as fault:
             raise InvalidCheckpoint.at("adapter", f"{ADAPTER_CONFIG} cannot be read: {reason(fault)}") from fault
         except (ValueError, RecursionError):
             config = None
         if not isinstance(config, dict):
             raise InvalidCheckpoint.at("adapter", f"{ADAPTER_CONFIG} of {folder.name} is not a JSON object")
-        seen = [file.stat() for name in (ADAPTER_CONFIG, ADAPTER_TENSORS) if (file := folder / name).is_file()]
-        return cls(folder, config, seen[-1].st_size if len(seen) > 1 else 0, max(each.st_mtime_ns for each in seen))
+        seen = [file.stat() for file in places.values() if file.is_file()]
+        size = seen[-1].st_size if len(seen) > 1 else 0
+        return cls(folder, root, config, size, max(each.st_mtime_ns for each in seen))
 
     @property
     def base(self) -> str | None:
@@ -231,7 +238,7 @@ class AdapterFiles:
         return change.merged(value, transposed=turned)
 
     def _tensors(self) -> dict[str, Tensor]:
-        file = (self.folder / ADAPTER_TENSORS).resolve()
+        file = _place(self.root, self.folder, ADAPTER_TENSORS)
         try:
             with open_tensors(file) as opened:
                 return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
@@ -303,6 +310,14 @@ def _of_other_kind(config: Mapping[str, Any]) -> str | None:
         )
     wanted = next((f"its {name} asks for {meaning}" for name, meaning in _REFUSED.items() if config.get(name)), None)
     return None if wanted is None else f"{wanted}, which is not read; {MERGE}"
+
+
+def _place(root: Path, folder: Path, name: str) -> Path:
+    """The path of a file of an adapter, without links. Raises InvalidCheckpoint for a link out of the repository."""
+    found = inside(root, folder, name)
+    if found is None and (folder / name).is_symlink():
+        raise InvalidCheckpoint.at("adapter", f"{name} is a {OUTSIDE}")
+    return found or folder / name
 
 
 def is_adapter(folder: Path) -> bool:

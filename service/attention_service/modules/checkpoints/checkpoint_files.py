@@ -30,6 +30,7 @@ _INDEX: Final = ".safetensors.index.json"
 _MAIN_INDEX: Final = f"model{_INDEX}"
 """The index that transformers reads."""
 _OTHER_FORMATS: Final = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
+OUTSIDE: Final = "link, and not to a file inside the model repository; put the file in its place"
 OWN_FOLDERS: Final = ("modules", "recordings", "lenses")
 """Folders of the model repository with what the server keeps, which are no checkpoints."""
 TINY: Final = "tiny"
@@ -153,7 +154,7 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
     Raises CheckpointNotFound and InvalidCheckpoint.
     """
     top, path = located(root, checkpoint)
-    place = _inside(top, top, path)
+    place = inside(top, top, path)
     if (file := gguf_file(root, checkpoint)) is not None:
         raise InvalidCheckpoint.at(
             "checkpoint",
@@ -180,7 +181,7 @@ def gguf_file(root: Path, checkpoint: str) -> Path | None:
 
     Raises InvalidCheckpoint for a folder of several.
     """
-    place = _inside(root, root, checkpoint)
+    place = inside(root, root, checkpoint)
     if place is None:
         return None
     if place.is_file():
@@ -190,12 +191,12 @@ def gguf_file(root: Path, checkpoint: str) -> Path | None:
         raise InvalidCheckpoint.at(
             "checkpoint", f"{checkpoint} holds {len(files)} GGUF files; name one, such as {checkpoint}/{files[0].name}"
         )
-    return _inside(root, place, files[0].name) if files else None
+    return inside(root, place, files[0].name) if files else None
 
 
 def folder_of(root: Path, path: str) -> Path:
     """The folder at a path inside the repository. Raises CheckpointNotFound."""
-    place = _inside(root, root, path)
+    place = inside(root, root, path)
     if place is None or not place.is_dir():
         raise CheckpointNotFound(f"the model repository holds no folder {path[:128]!r}", param="adapter")
     return place
@@ -212,7 +213,7 @@ def check_fetched(root: Path, folder: Path) -> None:
         _names_in(_shard(root, file.parent, file.name))
 
 
-def _inside(root: Path, folder: Path, path: str) -> Path | None:
+def inside(root: Path, folder: Path, path: str) -> Path | None:
     """The place of a path, if it exists and lies inside the repository, but not in a folder of the server's own."""
     try:
         place = (folder / path).resolve(strict=True)
@@ -230,7 +231,7 @@ def _tensor_files(root: Path, place: Path, named: object) -> dict[str, Path]:
     if named is not None:
         named = str(named)
         return _indexed(root, place, named) if named.endswith(_INDEX) else _tensors_of(root, place, [named])
-    if _inside(root, place, _SINGLE) is not None:
+    if inside(root, place, _SINGLE) is not None:
         return _tensors_of(root, place, [_SINGLE])
     indexes = sorted(entry.name for entry in place.glob(f"*{_INDEX}"))
     if len(indexes) == 1 or _MAIN_INDEX in indexes:
@@ -281,7 +282,7 @@ def _shard(root: Path, folder: Path, name: str) -> Path:
             f"the checkpoint names {name[:128]!r} as a file with tensors; expected a name that ends in {_SUFFIX}",
             param="checkpoint",
         )
-    file = _inside(root, folder, name)
+    file = inside(root, folder, name)
     if file is None or not file.is_file():
         raise InvalidCheckpoint(f"the file {name[:128]!r} of the checkpoint is missing", param="checkpoint")
     return file
@@ -297,7 +298,7 @@ def _names_in(file: Path) -> list[str]:
 
 def _read_json(root: Path, folder: Path, name: str) -> dict[str, Any] | None:
     """A JSON object beside the tensors; None where there is no such file."""
-    file = _inside(root, folder, name)
+    file = inside(root, folder, name)
     if file is None:
         return None
     try:

@@ -101,7 +101,7 @@ def plan(root: Path, request: ImportModule) -> Plan:
 def _adapted(root: Path, found: Plan, checkpoint: Checkpoint, request: ImportModule) -> Plan:
     """The import of a layer with an adapter. Raises CheckpointNotFound and InvalidCheckpoint."""
     path = (request.adapter or "").strip("/")
-    adapter = AdapterFiles.open(folder_of(root, path))
+    adapter = AdapterFiles.open(folder_of(root, path), root)
     adapter.check()
     label = f"{checkpoint.label}-{Path(path).name}"
     name = request.name or default_name(label, request.layer, request.part, request.stack)

@@ -27,6 +27,8 @@ from attention_contract.tensors import AnyNumber, BoolArray, FloatArray, IntArra
 MAX_PREDICTED: Final = 16_384
 """Predictions and tokens named in them, of all texts of a request."""
 ModelTap = LayerTap | Literal["logits", "pooled"]
+_WHOLE_TAPS: Final = frozenset({"hidden", "logits", "output", "pooled"})
+"""Returned tensors that ``select`` does not narrow."""
 
 
 class ModelForwardRequest(ModelInput):
@@ -36,7 +38,7 @@ class ModelForwardRequest(ModelInput):
     """Taps of the attention of each layer, as ``taps`` of the layers of a model names them; ``hidden``, the output of
     each layer; ``logits``, for all tokens of the vocabulary; ``pooled``, one vector for each image."""
     select: Select | None = None
-    """The heads and queries of those taps; default: all."""
+    """The heads and queries of those taps, but for ``output``, ``hidden``, ``logits`` and ``pooled``; default: all."""
     positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """The positions of the tokens whose predictions are returned, negative ones counted from the end; default: the
     last; of a model that classifies tokens all, and of one that finds an answer in a text the likeliest first and last
@@ -50,6 +52,16 @@ class ModelForwardRequest(ModelInput):
     with the same edits. Predictions show both runs, and ``divergence`` compares them."""
     keep: bool = False
     """Store the run as a recording: weights, the returned taps and hidden states."""
+
+    @model_validator(mode="after")
+    def _narrows_something(self) -> "ModelForwardRequest":
+        if self.average_heads and "weights" not in self.return_:
+            raise at_fault("average_heads", "it averages returned weights; add weights to return, or leave it out")
+        if self.select is not None and _WHOLE_TAPS.issuperset(self.return_):
+            raise at_fault(
+                "select", "it narrows taps of attentions; name some in return, such as weights, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _few_predictions(self) -> "ModelForwardRequest":

@@ -109,6 +109,11 @@ def check_request(
     """
     if request.mask_seed and not loaded.reader.leaves_out:
         raise InvalidRequest.at("mask_seed", "this model sees all of its input; leave it out")
+    if request.answer is not None and loaded.head.predicts != "next":
+        raise InvalidRequest.at(
+            "answer",
+            f"{type(loaded.model).__name__} does not predict the tokens of an answer; send it as a part of the text",
+        )
     inputs = loaded.reader.read(request)
     absent = loaded.reader.absent(inputs)
     if request.layers == "all":

@@ -4,6 +4,7 @@ Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from attention_contract.errors import InvalidRequest
@@ -210,6 +211,7 @@ class ModelCosts:
         return PassCost(flops=products, bytes=parameters + cached, peak_bytes=peak, **unlearned(1e3 * rates.median))
 
 
+@lru_cache(maxsize=4096)  # asked before each pass; a process has one model
 def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) -> int:
     """The matrix products of one attention over the pairs that its masks allow, and of what is cached before."""
     if tokens == keys:

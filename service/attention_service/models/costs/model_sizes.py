@@ -1,6 +1,7 @@
 """The sizes of a whole model that the costs of its passes depend on."""
 
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ class ModelSizes:
         self.kept_image_numbers = _KEPT_STATES * self.image_width + _INNER * self.inner
         """The same as ``kept_numbers`` of a layer that sees images."""
 
-    @property
+    @cached_property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters."""
         return sum(each.nbytes for each in self.parameters)

@@ -28,6 +28,7 @@ _UNKNOWN: Final = frozenset({"alignment", "chosen_share", "retrieval", "sink_mas
 """Fields in which NaN says that there is no such number."""
 _OTHERS: Final = frozenset({"labels", "ran", "usage"})
 """Fields that hold no numbers of the model."""
+_NUMBERS: Final = frozenset({float, int})
 _SPECIAL: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
@@ -37,8 +38,8 @@ def finite_work(work: PricedRun, loaded: LoadedModel, made: Callable[[], PricedR
     def checked(found: Any) -> Any:
         if isinstance(found, Generator):
             return parts(found)
-        if isinstance(found, Answer) and found.reply is not None and not _brings_nonfinite(found.reply, body):
-            check_finite(found.reply)
+        if isinstance(found, Answer) and found.reply is not None:
+            check_finite(found.reply, body)
         return finite_work(found, loaded, made, body) if isinstance(found, PricedRun) else found
 
     def run() -> Any:
@@ -75,9 +76,13 @@ def end_of(found: Any) -> Any:
     return found
 
 
-def check_finite(reply: WireModel) -> None:
-    """Raise NotFinite for a reply with NaN or ∞, unless these have a meaning in their field."""
-    if (field := _nonfinite_field(reply)) is not None:
+def check_finite(reply: WireModel, body: memoryview | None = None) -> None:
+    """Raise NotFinite for a reply with NaN or ∞, unless these have a meaning in their field, or its request has some.
+
+    ``body``: the request.
+    """
+    field = _nonfinite_field(reply)
+    if field is not None and (body is None or not _has_nonfinite(orjson.loads(body))):
         raise NotFinite(f"{field} of the reply is not finite", param="model", field=field)
 
 
@@ -133,36 +138,42 @@ def _first_nonfinite(model: nn.Module, again: Callable[[], Any]) -> nn.Module | 
 # ── the look at a reply ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _nonfinite_field(value: Any, path: tuple[str, ...] = ()) -> str | None:
-    """The dotted name of the first field with a number that is not finite and has no meaning; None without one."""
-    if isinstance(value, np.ndarray | float):
-        return None if _is_meant(value, path) else ".".join(path)
-    if isinstance(value, list | tuple):
-        if value and all(isinstance(each, int | float) for each in value):
-            return _nonfinite_field(np.asarray(value, np.float64), path)
-        entries: Any = enumerate(value)
-    elif isinstance(value, WireModel):
-        entries = ((name, getattr(value, name)) for name in type(value).model_fields if name not in _OTHERS)
-    elif isinstance(value, Mapping):
-        entries = value.items()
-    else:
-        return None
-    found = (_nonfinite_field(each, (*path, str(name))) for name, each in entries)
-    return next((name for name in found if name is not None), None)
+def _nonfinite_field(reply: WireModel) -> str | None:
+    """The dotted name of the first field with a number that is not finite and has no meaning; None without one.
+
+    Every reply is looked through, so it is one loop without a call a field.
+    """
+    left: list[tuple[tuple[str, ...], Any]] = [((), reply)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, float):
+            if not (math.isfinite(value) or _is_meant(value, path)):
+                return ".".join(path)
+            continue
+        if isinstance(value, list | tuple):
+            if not value or isinstance(value[0], str):
+                continue
+            if not all(map(_NUMBERS.__contains__, map(type, value))):
+                left += [((*path, str(at)), value[at]) for at in range(len(value) - 1, -1, -1)]
+                continue
+            value = np.asarray(value, np.float64)
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in "biuOSU" and not np.isfinite(value).all() and not _is_meant(value, path):
+                return ".".join(path)
+        elif isinstance(value, WireModel):
+            fields = type(value).model_fields
+            left += [((*path, name), getattr(value, name)) for name in reversed(fields) if name not in _OTHERS]
+        elif isinstance(value, Mapping):
+            left += [((*path, str(name)), each) for name, each in reversed([*value.items()])]
+    return None
 
 
 def _is_meant(value: Any, path: tuple[str, ...]) -> bool:
+    """True if numbers that are not finite have a meaning in a field."""
     numbers = np.asarray(value)
-    if numbers.dtype.kind in "biuOSU" or not numbers.size or bool(np.isfinite(numbers).all()):
-        return True
     if _UNKNOWN.intersection(path):
         return True
     return bool(_FORBIDS.intersection(path)) and not bool((np.isnan(numbers) | np.isposinf(numbers)).any())
-
-
-def _brings_nonfinite(reply: WireModel, body: memoryview) -> bool:
-    """True if a reply has numbers that are not finite, and its request too."""
-    return _nonfinite_field(reply) is not None and _has_nonfinite(orjson.loads(body))
 
 
 def _has_nonfinite(value: Any) -> bool:

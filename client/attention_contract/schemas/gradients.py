@@ -46,7 +46,8 @@ class GradientCheck(WireModel):
     elements: int
     """The number of compared elements."""
     passed: bool
-    """The relative error is at most 1e-6."""
+    """True if the relative error is at most 1e-6, or the estimated error of the differences, if that is at most 1e-4.
+    The step of the differences is chosen by convergence."""
 
 
 class GradientsReply(Taps):

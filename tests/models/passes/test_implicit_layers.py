@@ -85,7 +85,7 @@ def test_edited_weights_act_on_the_values_and_nothing_changes_by_looking(kind):
 
 
 @pytest.mark.sampled(kind=1)
-@pytest.mark.parametrize("kind", ["qwen3_5", "bamba", "mamba2", "rwkv", "xlstm", "recurrent_gemma"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "bamba", "mamba2", "rwkv", "xlstm", "recurrent_gemma", "kimi_linear"])
 def test_gradients_of_the_weights_are_exact(kind):
     model = loaded(kind, in_float64=False)
     key, *_ = model.implicit

@@ -1,9 +1,12 @@
 """The check of a gradient: what is wrong fails, whatever the step."""
 
+import math
+
 import pytest
 import torch
 
 from attention_service.runtime.operations import gradient_check
+from attention_service.runtime.operations.central_differences import derivative, verdict
 from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS
 
 
@@ -60,3 +63,41 @@ def test_a_smooth_function_takes_as_many_passes_as_are_planned_for():
     x = torch.linspace(-1, 1, CHECKED_ELEMENTS, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(smooth(y := x.clone().requires_grad_()).sum(), y)
     assert compare(smooth, x, gradient)[1] <= 6 * CHECKED_ELEMENTS
+
+
+def narrow(x):
+    """A norm of numbers close to zero, as of a head of a delta rule: linear for steps far below 1e-6 alone."""
+    return x / (x.square().mean() + 1e-14).sqrt()
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-3, -1e-3, 1.0, -1.0])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6, 1e-8])
+def test_the_step_is_chosen_by_convergence(size, wrong):
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64) * size
+    upstream = torch.linspace(1, 2, 8, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((narrow(y := x.clone().requires_grad_()) * upstream).sum(), y)
+    largest = int(gradient.abs().argmax())
+    gradient[largest] *= 1 + wrong
+    found = gradient_check._compare(gradient_check._Probe(x, narrow), gradient, upstream, 8.0, CHECKED_ELEMENTS)
+    assert found.passed is (wrong == 0.0), found
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+@pytest.mark.parametrize("wrong", [0.0, 1e-3, -1.0])
+@pytest.mark.parametrize("width", [1.0, 1e-4, 1e-7])
+def test_differences_converge_at_any_curvature(width, wrong, scale):
+    """The derivative of c · tanh(x / w) is known: c / w at 0, whatever step comes first."""
+    right = scale / width
+    found = derivative(
+        lambda h: scale * (math.tanh(h / width) - math.tanh(-h / width)) / (2 * h), 1e-3, 0.0, 2e-16 * scale,
+        enough=1e-7 * right, expected=right * (1 + wrong),
+    )  # fmt: skip
+    assert found.value == pytest.approx(right, rel=1e-6)
+    assert verdict([right * (1 + wrong)], [found]).passed is (wrong == 0.0)
+
+
+def test_a_gradient_of_zero_fails_where_steps_are_lost_in_rounding():
+    found = derivative(
+        lambda h: ((1 + h) - (1 - h)) / (2 * h), 1e-12, 0.0, 2e-16, enough=1e-7, expected=0.0
+    )  # fmt: skip
+    assert not verdict([0.0], [found]).passed

@@ -42,7 +42,8 @@ class PathSenders(WireModel):
     heads: Annotated[Listed[Index], Field(min_length=1, max_length=MAX_INDICES)] | None = None
     """The heads of these layers; default: all."""
     set: Annotated[float, Field(allow_inf_nan=False)] | Literal["mean"] | None = None
-    """The number, or the mean over all tokens of the input, that takes the place of an output."""
+    """The number, or the mean over all tokens of the input, that takes the place of what the component adds to the
+    residual stream, in each of its dimensions."""
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     """The text whose run gives the outputs; one for each text of the input, or one for all."""
     tokens: TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)] | None = None

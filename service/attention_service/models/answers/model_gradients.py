@@ -4,7 +4,7 @@ One pass goes through transformers and this package's attention without leaving 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -39,7 +39,13 @@ from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import in_float64
 from attention_service.runtime.binding.selection import bind_selection
-from attention_service.runtime.operations.gradient_check import CHECK_FLOOR, TOLERANCE
+from attention_service.runtime.operations.central_differences import (
+    CHECK_FLOOR,
+    TOLERANCE,
+    Derivative,
+    converging,
+    verdict,
+)
 from attention_transformers.model_layers import LayerKey
 
 _BY_TOKEN: Final = frozenset({"tokens", "embeddings"})
@@ -49,6 +55,10 @@ _SAME: Final = 1e-4
 """Difference between two values of L that count as one."""
 _STEP: Final = 1e-3
 """First step of central differences along a direction of length 1, relative to the length of the point."""
+_LEAST_STEP: Final = 1e-12
+"""Smallest step, relative to the same."""
+_ROUNDING: Final = 1e-14
+"""Rounding error of L in float64, relative to its size."""
 
 
 class ModelGradients:
@@ -230,53 +240,47 @@ class ModelGradients:
             run = self._runs.run()
             gradients = differentiated(run)
             base = {point: x.detach() for point, x in run.at.items()}
+            rounding = _ROUNDING * max(1.0, float(run.value.detach().abs().sum()))
             del run
         found = {}
         for point, x in base.items():
-            found[_name(point)] = yield from self._check(point, x, gradients[point])
+            found[_name(point)] = yield from self._check(point, x, gradients[point], rounding)
         return found
 
-    def _check(self, point: Point, base: Tensor, gradient: Tensor) -> Passes[GradientCheck]:
+    def _check(self, point: Point, base: Tensor, gradient: Tensor, rounding: float) -> Passes[GradientCheck]:
         generator = torch.Generator().manual_seed(0)
-        errors, sizes = [], [CHECK_FLOOR]
+        finite = base.isfinite()
+        size = float(base[finite].norm()) or 1.0
+        expected, numeric = list[float](), list[Derivative]()
         for _ in range(_DIRECTIONS):
             direction = torch.randn(base.shape, generator=generator, dtype=torch.float64).to(base.device)
-            direction = direction.masked_fill(~base.isfinite(), 0)
+            direction = direction.masked_fill(~finite, 0)
             direction /= direction.norm().clamp_min(1e-300)
-            expected = float((gradient * direction).sum())
-            numeric = yield from self._derivative(point, base, direction)
-            errors.append(abs(expected - numeric))
-            sizes += [abs(expected), abs(numeric)]
-        worst, largest = max(errors), max(sizes)
-        return GradientCheck(
-            max_absolute_error=worst,
-            max_relative_error=worst / largest,
-            elements=len(errors),
-            passed=worst <= TOLERANCE * largest,
-        )
+            expected.append(float((gradient * direction).sum()))
+            enough = 0.1 * TOLERANCE * max(CHECK_FLOOR, abs(expected[-1]))
+            steps = converging(_STEP * size, _LEAST_STEP * size, rounding, enough, expected[-1])
+            numeric.append((yield from self._derivative(point, base, direction, steps)))
+        return verdict(expected, numeric)
 
-    def _derivative(self, point: Point, base: Tensor, direction: Tensor) -> Passes[float]:
-        """Differentiate L along a direction by central differences, extrapolated until they agree (Ridders 1982)."""
-        step = _STEP * max(1.0, float(base[base.isfinite()].norm()))
-        row: list[float] = []
-        best, smallest = float("nan"), float("inf")
-        for _ in range(_ROUNDS):
+    def _derivative(
+        self, point: Point, base: Tensor, direction: Tensor, steps: Generator[float, float, Derivative]
+    ) -> Passes[Derivative]:
+        """Differentiate L along a direction by central differences of these steps."""
+        step = next(steps)
+        while True:
             yield from self._time.between(2)
             with in_float64(self._loaded.model):
-                moved = [base + sign * step * direction for sign in (1, -1)]
+                moved = (base + sign * step * direction for sign in (1, -1))
                 ends = [float(self._runs.run({point: each}, graph=False).value.sum()) for each in moved]
-            former, row = row, [(ends[0] - ends[1]) / (2 * step)]
-            for order, coarse in enumerate(former, 1):
-                row.append(row[-1] + (row[-1] - coarse) / (_SHRINK ** (2 * order) - 1))
-            error = abs(row[-1] - row[-2]) if former else float("inf")
-            if error < smallest:
-                best, smallest = row[-1], error
-            step /= _SHRINK
-        return best
+            try:
+                step = steps.send((ends[0] - ends[1]) / (2 * step))
+            except StopIteration as end:
+                found: Derivative = end.value
+                return found
 
 
-_DIRECTIONS, _ROUNDS, _SHRINK = 2, 4, 4
-"""Directions at each point; steps along each, and the divisor of the step."""
+_DIRECTIONS: Final = 2
+"""Directions at each point."""
 
 
 def _name(point: Point) -> str:

@@ -1,8 +1,10 @@
 """Gradients held against central differences, both in float64."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +16,13 @@ from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.problem import Selection
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.central_differences import (
+    CHECK_FLOOR,
+    TOLERANCE,
+    Derivative,
+    derivative,
+    verdict,
+)
 from attention_service.runtime.operations.differentiation import (
     INPUTS,
     TAPS,
@@ -27,12 +36,8 @@ from attention_service.runtime.scheduling.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
-CHECK_FLOOR = 1e-3
-"""Below this, errors are taken relative to it: central differences have about ten digits after the point, no more."""
-TOLERANCE = 1e-6
-"""Relative error up to which a gradient passes."""
-_STEP, _SHRINK, _ROUNDS = 1e-3, 8, 16
-"""First step, at most, relative to max(1, |x|); its divisor in each round; rounds."""
+_STEP = 1e-3
+"""First step, at most, relative to max(1, |x|)."""
 _ROUNDING = 1e-13
 """Smallest step, relative to |x|: below, x + h is too coarse."""
 
@@ -92,42 +97,30 @@ def _compare(probe: _Probe, gradient: Tensor, upstream: Tensor, size: float, mos
     elements = _sample(flat)[:most]
     expected = [float(flat[index]) for index in elements]
     largest = max([CHECK_FLOOR, *(abs(x) for x in expected)])
-    numeric = [_derivative(probe, index, upstream, largest, size) for index in elements]
-    errors = [abs(a - b) for a, b in zip(numeric, expected, strict=True)]
-    worst = max((error if math.isfinite(error) else math.inf for error in errors), default=0.0)  # max passes over NaN
-    largest = max([largest, *(abs(x) for x in numeric if math.isfinite(x))])
-    return GradientCheck(
-        max_absolute_error=worst,
-        max_relative_error=worst / largest if math.isfinite(worst) else math.inf,
-        elements=len(elements),
-        passed=math.isfinite(worst) and worst <= TOLERANCE * largest,
-    )
+    numeric = [
+        _derivative(probe, index, upstream, largest, size, own) for index, own in zip(elements, expected, strict=True)
+    ]
+    return verdict(expected, numeric)
 
 
-def _derivative(probe: _Probe, index: int, upstream: Tensor, largest: float, size: float) -> float:
-    """Differentiate along one element by central differences with ever smaller steps, extrapolated to a step of 0.
+def _derivative(
+    probe: _Probe, index: int, upstream: Tensor, largest: float, size: float, expected: float
+) -> Derivative:
+    """Differentiate along one element.
 
-    The first step changes the output by no more than its own size, if ``largest`` is the largest gradient. The loop
-    ends when two extrapolations agree; if none do, the two that differ least count. Source: Ridders 1982.
+    The first step changes the output by no more than its own size, if ``largest`` is the largest gradient.
     """
     centre = float(probe.at.flatten()[index])
     unit = max(1.0, abs(centre)) if math.isfinite(centre) else 1.0
     step = min(_STEP * unit, size / largest) if 0 < size < math.inf and largest < math.inf else _STEP * unit
-    row = [_difference(probe, index, upstream, step)]
-    best, smallest = math.nan, math.inf
-    for _ in range(_ROUNDS):
-        step /= _SHRINK
-        if step < _ROUNDING * abs(centre) and math.isfinite(centre):
-            break
-        previous, row = row, [_difference(probe, index, upstream, step)]
-        for order, coarse in enumerate(previous, 1):
-            row.append(row[-1] + (row[-1] - coarse) / (_SHRINK ** (2 * order) - 1))
-        error = max(abs(row[-1] - row[-2]), abs(row[-1] - previous[-1]))
-        if error < smallest:
-            best, smallest = row[-1], error
-        if smallest <= 0.1 * TOLERANCE * largest or math.isnan(error):
-            break
-    return best
+    return derivative(
+        partial(_difference, probe, index, upstream),
+        step,
+        least=_ROUNDING * abs(centre) if math.isfinite(centre) else 0.0,
+        rounding=sys.float_info.epsilon * size,
+        enough=0.1 * TOLERANCE * largest,
+        expected=expected,
+    )
 
 
 def _difference(probe: _Probe, index: int, upstream: Tensor, step: float) -> float:

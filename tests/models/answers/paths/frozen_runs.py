@@ -152,8 +152,13 @@ class FrozenRuns:
             mlp[layer] = send(clean.mlp[layer], None if changed is None else changed.mlp[layer])
         else:
             own, heads = _slot(sender["head"]), clean.heads[layer].clone()
-            heads[..., own] = send(heads[..., own], None if changed is None else changed.heads[layer][..., own])
-            attention[layer] = self.attention(layer).get_submodule(self.names.projection)(heads)
+            project = self.attention(layer).get_submodule(self.names.projection)
+            if changed is None:  # the part that the head adds is sent, and not its context
+                heads[..., own] = 0
+                attention[layer] = project(heads) + send(clean.attention[layer] - project(heads), None)
+            else:
+                heads[..., own] = send(heads[..., own], changed.heads[layer][..., own])
+                attention[layer] = project(heads)
         return self.run(tokens, attention=attention, mlp=mlp, embeddings=embeddings)
 
     @torch.no_grad()

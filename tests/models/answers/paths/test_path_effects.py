@@ -64,12 +64,16 @@ SENDS = {
     "text": ({"tokens": OTHER}, lambda _, other: other),
     "zero": ({}, lambda own, _: torch.zeros_like(own)),
     "mean": ({"set": "mean"}, lambda own, _: own.mean((0, 1)).expand_as(own)),
+    "number": ({"set": 2.5}, lambda own, _: torch.full_like(own, 2.5)),
 }
 
 
 @pytest.mark.parametrize(
     ("family", "change"),
-    [*((each, "text") for each in FAMILIES), ("gpt2", "zero"), ("llama", "zero"), ("llama", "mean")],
+    [
+        *((each, "text") for each in FAMILIES),
+        *((each, change) for each in ("gpt2", "llama") for change in ("zero", "mean", "number")),
+    ],
 )
 def test_each_path_has_the_effect_that_frozen_runs_of_plain_torch_have(family, change):
     sends, send = SENDS[change]
@@ -115,6 +119,20 @@ def test_paths_between_heads_are_those_of_transformer_lens(family, tmp_path):
                 verbose=False,
             )  # fmt: skip
             near(found[head, 1:], expected[1:].detach().numpy())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_number_that_is_set_is_what_each_component_sends_into_the_stream(family):
+    model, stream, _ = served(family)
+    every = {"parts": ["heads", "mlps", "embeddings"]}
+    changes = []
+    for number in (0.0, 2.5):
+        fields = {"tokens": IDS, "from": every | {"set": number}}
+        effects = EffectsOfPaths(model, validate(ModelEffectsRequest, fields), stream)
+        effects.advance(1)
+        changes.append([effects.changes.of(sender) for sender in effects.ends.senders])
+    for without, changed in zip(*changes, strict=True):
+        near(changed - without, torch.full_like(changed, 2.5))
 
 
 def test_what_all_components_send_sums_to_the_states():

@@ -84,29 +84,43 @@ class SentChanges:
     def of(self, sender: Component) -> Tensor:
         """The change ``[B, L, d]`` of the states behind a sender, in float32 or float64."""
         if sender.place is None:
-            return self._change("embeddings", None)
-        key = sender.place.key
-        return self._change("mlps", key) if sender.end.part == "mlps" else self._of_head(sender.place, sender.end.head)
+            return self._of_state("embeddings", None)
+        if sender.end.part == "mlps":
+            return self._of_state("mlps", sender.place.key)
+        return self._of_head(sender.place, sender.end.head)
 
-    def _change(
-        self, kind: Literal["heads", "mlps", "embeddings"], key: LayerKey | None, own: slice = slice(None)
-    ) -> Tensor:
-        """The change of one part of the states, or of some of its entries."""
-        clean = wide(getattr(self.clean, kind)[key][..., own])
+    def _of_state(self, kind: Literal["mlps", "embeddings"], key: LayerKey | None) -> Tensor:
+        """The change of what a component adds to the states as it is."""
+        clean = wide(getattr(self.clean, kind)[key])
         if isinstance(self.other, SentStates):
-            return wide(getattr(self.other, kind)[key][..., own]) - clean
+            return wide(getattr(self.other, kind)[key]) - clean
+        return self._sent(clean) - clean
+
+    def _sent(self, part: Tensor) -> Tensor | float:
+        """The number that takes the place of a part ``[B, L, d]`` of the states, or the mean of the part."""
+        if isinstance(self.other, SentStates):
+            raise TypeError("the parts of another run are sent")
         if self.other == "mean":
-            rows = clean.flatten(0, 1) if self.real is None else clean[self.real.to(clean.device)]
-            return rows.mean(0) - clean
-        return self.other - clean
+            return (part.flatten(0, 1) if self.real is None else part[self.real.to(part.device)]).mean(0)
+        return self.other
 
     def _of_head(self, place: AttentionPlace, head: int) -> Tensor:
-        branch, width = self.stream.branches[place.key], place.widths.value_dim
+        """The change of what the projection, and a norm behind it, make of one head: the part of it is sent."""
+        width = place.widths.value_dim
+        own = slice(head * width, (head + 1) * width)
+        clean = wide(self.clean.heads[place.key][..., own])
+        if isinstance(self.other, SentStates):
+            return self._projected(place, own, wide(self.other.heads[place.key][..., own]) - clean)
+        part = -self._projected(place, own, -clean)
+        return self._sent(part) - part
+
+    def _projected(self, place: AttentionPlace, own: slice, change_of_head: Tensor) -> Tensor:
+        """The change of the states by that of these entries of an attention's heads."""
+        branch, sent = self.stream.branches[place.key], self.clean.heads[place.key]
         if branch.projection is None:
             raise TypeError(f"the heads of layer {place.key} are not added alone")
-        own, sent = slice(head * width, (head + 1) * width), self.clean.heads[place.key]
         change = torch.zeros_like(sent)
-        change[..., own] = self._change("heads", place.key, own).to(sent.dtype)
+        change[..., own] = change_of_head.to(sent.dtype)
         if branch.norm is None:
             bias = branch.projection(torch.zeros_like(sent[:1, :1]))
             return branch.factor * (wide(branch.projection(change)) - wide(bias))

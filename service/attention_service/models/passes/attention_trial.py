@@ -25,7 +25,7 @@ from attention_service.models.passes.own_functions import (
 )
 
 _SAME: Final = 1e-6
-"""The largest difference of weights that are the same."""
+"""The largest difference of weights that are the same, relative to the largest."""
 
 
 @dataclass(eq=False)
@@ -214,4 +214,6 @@ def _is_returned(found: Tensor, own: Tensor) -> bool:
 
 
 def _equal(found: Tensor, other: Tensor) -> bool:
-    return found.numel() == other.numel() and float((found.reshape(other.shape) - other).abs().max()) <= _SAME
+    if found.numel() != other.numel():
+        return False
+    return bool((found.reshape(other.shape) - other).abs().max() <= _SAME * other.abs().max())

@@ -14,9 +14,11 @@ from torch.nn.functional import layer_norm
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import ModelLensRequest
 from attention_contract.schemas.attention import Edit
+from attention_service.models.answers.lenses.held_norm import HeldNorm
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.lenses.residual_stream import find_stream
+from attention_service.models.answers.lenses.state_sums import factors_of
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 TARGETS = [3, 5, 17]
@@ -247,3 +249,31 @@ def test_every_other_family_of_decoders_is_divided_into_heads(family):
     heads = sum(layer.heads.targets.sum(0) for layer in reply.layers)
     total = rest.embeddings + rest.mlps.sum(0) + rest.others + rest.biases.sum(0) + rest.unembedding + heads
     near(total, reply.logits)
+
+
+@pytest.mark.parametrize("small", [1e-7, 1e-20])
+def test_summands_are_found_whatever_their_size(small):
+    generator = torch.Generator().manual_seed(0)
+    part, beside = torch.randn(2, 1, 5, 8, generator=generator, dtype=torch.float64)
+    part = small * part
+    for factor in (1.0, 0.5):
+        assert factors_of(factor * part, [part], [beside], 1e-4) == pytest.approx([factor])
+        assert factors_of(factor * part + small * beside, [part], [beside], 1e-4) == pytest.approx([factor])
+    assert factors_of(part, [torch.zeros_like(part)], [], 1e-4) is None
+
+
+def test_a_norm_is_known_beside_a_state_of_zeros():
+    model = original("llama")
+    state = torch.randn(1, 4, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    state[0, 1] = 0
+    norm = HeldNorm.of(model.model.norm, state)
+    assert norm is not None
+    assert norm.explains(state.double(), model.model.norm(state).double(), 1e-4)
+
+
+def test_states_that_are_not_finite_are_refused_by_their_layer():
+    model = copy.deepcopy(original("llama"))
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.fill_(torch.inf)
+    with pytest.raises(InvalidRequest, match="behind layer 1 of LlamaForCausalLM are not finite in float32"):
+        find_stream(LoadedModel("llama", model, tokenizer(), device()))

@@ -52,7 +52,8 @@ class HeldNorm:
     def scale(self, state: Tensor, normed: Tensor) -> Tensor:
         """The scale s ``[…, 1]`` by which the norm made ``normed`` of states ``[…, d]``."""
         along = self._direction(state)
-        return ((normed - self.bias) * along).sum(-1, keepdim=True) / along.square().sum(-1, keepdim=True)
+        size = along.square().sum(-1, keepdim=True)
+        return ((normed - self.bias) * along).sum(-1, keepdim=True) / size.where(size > 0, 1)  # a state of zeros
 
     def held(self, part: Tensor, scale: Tensor) -> Tensor:
         """The image of a part of a state, without the bias."""

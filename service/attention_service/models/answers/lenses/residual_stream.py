@@ -146,9 +146,15 @@ def find_stream(loaded: LoadedModel) -> ResidualStream:
     layers = [*stack]
     with traced(loaded.model.modules()) as traces, torch.no_grad():
         logits = loaded.run(loaded.reader.short_runs()[0], AttentionPass({})).logits
-    for layer in layers:
+    for number, layer in enumerate(layers):
         if layer not in traces.made:
             raise InvalidRequest.at("kind", f"a layer of {name} returns no states")
+        if not bool(traces.made[layer].isfinite().all()):
+            raise InvalidRequest.at(
+                "kind",
+                f"the states behind layer {number} of {name} are not finite in {str(loaded.model.dtype)[6:]}; load the "
+                "model with a dtype of a larger range, such as bfloat16 or float32",
+            )
     time_first = {place.layer for place in loaded.all_places if place.time_first}
     last = traces.made[layers[-1]]
     last = last.transpose(0, 1) if layers[-1] in time_first else last
@@ -252,7 +258,7 @@ def _branches_of(
         own = [module for module in modules if module not in foreign]
         options.append([*_options(place, own, traces, zeroed, tolerance)])
     mids = [traces.given[module] for module in modules if module in traces.given]
-    sums = [mid - begin for mid in mids if mid.shape == begin.shape and not same(mid, begin, tolerance)]
+    sums = [mid - begin for mid in mids if mid.shape == begin.shape and not torch.equal(mid, begin)]
     ends_in_norm = any(same(end, traces.made.get(module), tolerance) for module in modules if not [*module.children()])
     others = _others(layer, places, traces)
     for chosen in product(*options):

@@ -13,6 +13,9 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 SUMMANDS: Final = 2
 """Outputs of other modules that a layer may add beside its attention, where the sum is all that shows how it adds."""
 
+_MOST_ALIKE: Final = 1e12
+"""The condition of summands of length 1 that cannot be told apart."""
+
 
 def tolerance_of(loaded: LoadedModel) -> float:
     """The difference of two equal states, relative to their size."""
@@ -52,13 +55,17 @@ def factors_of(
     """The factors by which parts, and others beside them, sum to a state; None if they do not."""
     columns = torch.stack([x.reshape(-1).double() for x in (*parts, *beside)], 1)
     wanted = total.reshape(-1).double()
+    sizes = columns.norm(dim=0)
+    if not bool(sizes.isfinite().all()) or not bool(sizes.all()) or not bool(wanted.isfinite().all()):
+        return None
+    columns = columns / sizes
     gram = columns.T @ columns
-    if float(torch.linalg.cond(gram)) > 1e12:
+    if float(torch.linalg.cond(gram)) > _MOST_ALIKE:
         return None
     found = torch.linalg.solve(gram, columns.T @ wanted)
     if bool((columns @ found - wanted).norm() > tolerance * wanted.norm()):
         return None
-    factors = [1.0 if abs(x - 1) < 10 * tolerance else x for x in found[: len(parts)].tolist()]
+    factors = [1.0 if abs(x - 1) < 10 * tolerance else x for x in (found / sizes)[: len(parts)].tolist()]
     return factors if all(abs(x) > 10 * tolerance for x in factors) else None
 
 

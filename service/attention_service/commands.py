@@ -17,6 +17,7 @@ from attention_service.api.app import create_app
 from attention_service.api.http_limits.descriptors import raise_descriptor_limit
 from attention_service.api.observation.log_setup import configure_logging
 from attention_service.api.serving import Server
+from attention_service.api.stop_limit import StopLimit
 from attention_service.modules.checkpoints import hub
 from attention_service.runtime.device.torch_device import resolve
 from attention_service.settings import Settings
@@ -26,7 +27,7 @@ SWITCH_S = 5e-4
 
 
 def run_server(settings: Settings) -> int:
-    """Run the server until it is stopped. Returns the exit status."""
+    """Run the server until it is stopped. Returns the exit status, with which the process soon ends in any case."""
     if not (_has_device(settings) and _may_start(settings)):
         return 2
     configure_logging(settings.log_level, settings.log_format)
@@ -37,11 +38,16 @@ def run_server(settings: Settings) -> int:
         port=settings.port,
         timeout_graceful_shutdown=settings.drain_seconds,
     )
+    server.stop_limit = StopLimit(lambda: _status(server))
     gc.enable()
     sys.setswitchinterval(SWITCH_S)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
         signal.signal(signal.SIGHUP, server.handle_exit)
     server.run()
+    return _status(server)
+
+
+def _status(server: Server) -> int:
     return 0 if server.started else 1
 
 

@@ -18,6 +18,7 @@ from attention_service.api.http_limits.guarded_http import GuardedHttp
 from attention_service.api.http_limits.guarded_stream import GuardedStream
 from attention_service.api.http_limits.health_listener import HealthListener
 from attention_service.api.http_limits.ticking_server import TickingServer
+from attention_service.api.stop_limit import STOP_S, StopLimit
 from attention_service.settings import Settings
 
 NOTICE_S: Final = 0.25
@@ -48,6 +49,8 @@ class Server(TickingServer):
             "ws_max_size": min(MAX_FRAME_BYTES, own.max_body_bytes),
             "ws_per_message_deflate": False,  # compressing numbers takes longer than sending them
         }
+        self.stop_limit: StopLimit | None = None
+        """The latest end of the process; None if the process is not to end with the server."""
         self.health = None if own.health_port is None else HealthListener(app)
         logging.getLogger("uvicorn.error").addFilter(_no_debug)
         super().__init__(
@@ -73,6 +76,8 @@ class Server(TickingServer):
             engine.drain()
         # uvicorn's own handler raises the signal again at the end, so that a clean stop looks like a crash.
         self.force_exit = self.should_exit and sig == signal.SIGINT
+        drains = self.started and not self.force_exit
+        self._end_within((self.config.timeout_graceful_shutdown or 0) + STOP_S if drains else STOP_S)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -87,6 +92,15 @@ class Server(TickingServer):
         if allowed is not None:
             config.timeout_graceful_shutdown = max(allowed - int(time.monotonic() - began), 0)
         await super().shutdown(sockets)
+        self._end_within(STOP_S)
         self._watching.cancel()
         if self.health is not None:
             self.health.stop()
+
+    async def _wait_tasks_to_complete(self) -> None:
+        await super()._wait_tasks_to_complete()
+        self._end_within(STOP_S)  # all is answered, maybe early
+
+    def _end_within(self, seconds: float) -> None:
+        if self.stop_limit is not None:
+            self.stop_limit.end_within(seconds)

@@ -59,6 +59,16 @@ REFUSED = {
     "in-text": ({"config": {"text_config": quantized(quant_method="awq")}}, "AWQ of None bits"),
     "of-package": ({"config": quantized(quant_method="quark")}, "transformers needs quark for it"),
     "unheard": ({"config": quantized(quant_method="of-mine")}, "of-mine is none of compressed-tensors"),
+    "spared-by-expression": (
+        {"config": quantized(quant_method="mxfp4", modules_to_not_convert=["lm_head", "(a+)+b"])},
+        "modules_to_not_convert of its quantization_config has '(a+)+b'"
+        if find_spec("accelerate")
+        else "needs accelerate",
+    ),
+    "spared-otherwise": (
+        {"config": quantized(quant_method="mxfp4", modules_to_not_convert={"lm_head": 1})},
+        "is no list of names" if find_spec("accelerate") else "needs accelerate",
+    ),
     "scales": (
         {"tensors": ["layers.0.q_proj.weight", "layers.0.q_proj.weight_scale"]},
         "weight_scale belongs to quant",
@@ -98,6 +108,10 @@ def test_what_the_files_tell_is_refused_before_a_process_is_started(tmp_path, na
         {"dtype": ["float32"]},
         {"auto_map": {"AutoConfig": "own.Config"}},
         pytest.param(quantized(quant_method="mxfp4"), marks=needs_accelerate),
+        pytest.param(
+            quantized(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.embed_tokens"]),
+            marks=needs_accelerate,
+        ),
     ],
 )
 def test_what_a_process_can_read_is_not_refused(tmp_path, config):

@@ -60,6 +60,8 @@ _QUANTIZERS: Final = {
 
 Source: its ``quantizers``.
 """
+_SPARED: Final = re.compile(r"[\w.-]*(\*[\w.-]*){0,2}")
+"""Names of modules for which transformers looks by Python's expressions: what takes no time that grows fast."""
 _UNQUANTIZED: Final = "take the checkpoint before quantization"
 _SCALES: Final = re.compile(
     r"\.(weight_scale(_inv|_2)?|weight_zero_point|weight_packed|weight_shape|input_scale|activation_scale|qweight|_weight_qdata"
@@ -235,10 +237,24 @@ def _quantized(config: Mapping[str, Any]) -> str | None:
         return None
     method = str(stated.get("quant_method") if isinstance(stated, Mapping) else None)[:80]
     package = _QUANTIZERS.get(method)
-    if package is not None and find_spec(package) is not None:
-        return None
+    if package is not None and find_spec(package) is not None and isinstance(stated, Mapping):
+        return _spared_by_expression(stated)
     needed = "" if package is None else f"; transformers needs {package} for it, which is not installed"
     return f"it is quantized in a way that this server does not read: {form}{needed}; {_UNQUANTIZED}"
+
+
+def _spared_by_expression(stated: Mapping[str, Any]) -> str | None:
+    """The reason for which a config is refused that transformers matches by expressions, which may never end."""
+    spared = stated.get("modules_to_not_convert") or []
+    if not isinstance(spared, list) or not all(isinstance(each, str) for each in spared):
+        return "modules_to_not_convert of its quantization_config is no list of names"
+    odd = next((each for each in spared if _SPARED.fullmatch(each) is None), None)
+    if odd is None:
+        return None
+    return (
+        f"modules_to_not_convert of its quantization_config has {odd[:80]!r}; expected names of modules, with .* for a "
+        "part at most twice"
+    )
 
 
 def _unnamed(folder: Path, config: Mapping[str, Any]) -> str | None:

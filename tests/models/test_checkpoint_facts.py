@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 from tests.api.talk import post, refuse
 from tests.client.tiny_models import tokenizer
 from tests.models.conftest import write_checkpoint
@@ -121,7 +122,9 @@ def test_what_a_process_can_read_is_not_refused(tmp_path, config):
 
 
 def test_scales_are_taken_where_the_config_says_how(tmp_path):
-    checkpoint(tmp_path / "net", quantized(quant_method="fp8"), tensors=["q.weight", "q.weight_scale_inv"])
+    checkpoint(tmp_path / "net", quantized(quant_method="fp8"))
+    stored = {"q.weight": torch.zeros(4, 4, dtype=torch.float8_e4m3fn), "q.weight_scale_inv": torch.ones(1, 1)}
+    save_torch(stored, tmp_path / "net" / "model.safetensors")
     assert find_folder(tmp_path, "net").refused is None
 
 

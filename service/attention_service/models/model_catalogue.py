@@ -27,6 +27,7 @@ from attention_service.modules.checkpoints.adapter_files import is_adapter
 from attention_service.modules.checkpoints.catalogue import paths, unreadable_reason
 from attention_service.modules.checkpoints.checkpoint_files import TINY, gguf_file, located, open_checkpoint
 from attention_service.modules.checkpoints.gguf_header import GgufHeader, read_header
+from attention_service.modules.checkpoints.quantized_tensors import cache_scheme
 from attention_service.modules.store_files import reason
 from attention_service.runtime.device.freed_memory import MUCH
 
@@ -180,9 +181,15 @@ def find_folder(root: Path, checkpoint: str, beside: Callable[[Path, Path], _Bes
         form=None if opened.form is None else opened.form.label,
         fault=refusal_of(root, folder, config, opened.names),
         tower=tower,
-        left_out=unread_files(folder, {*opened.names.values()}),
+        left_out=[*unread_files(folder, {*opened.names.values()}), *_unread_scheme(config)],
         adapter=AdapterFolder(opened.path, folder, root, opened.path, None) if is_adapter(folder) else None,
     )
+
+
+def _unread_scheme(config: Mapping[str, Any]) -> list[str]:
+    """The entry that quantizes the cache alone, with the reason for which it is left out."""
+    scheme = cache_scheme(config)
+    return [] if scheme is None else [f"quantization_config (the cache is not rounded here: {scheme})"]
 
 
 def _gguf(path: str, file: Path, beside: _Beside) -> ModelFolder:

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 from tests.models.quantized_checkpoints import FORMS, torchao, words, write
 from tests.models.small_models import IDS
 
 from attention_client import Client
 from attention_contract.errors import InvalidCheckpoint
+from attention_contract.schemas.modules import ImportModule
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import find_folder
+from attention_service.modules.checkpoints.import_plan import plan
 
 
 def opened(folder):
@@ -116,5 +119,71 @@ def test_a_scale_that_does_not_fit_is_named(tmp_path):
     tensors = load_file(file)
     name = "model.layers.0.self_attn.q_proj.weight_scale_inv"
     save_file(tensors | {name: torch.ones(7, 5)}, file, {"format": "pt"})
-    with pytest.raises(InvalidCheckpoint, match=r"q_proj\.scale of shape \[7, 5\] does not fit"):
+    with pytest.raises(InvalidCheckpoint, match=r"q_proj\.weight_scale_inv of shape \[7, 5\] does not fit"):
         opened(tmp_path / "net")
+
+
+CACHE_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+CACHE_ALONE = {
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {},
+        "kv_cache_scheme": CACHE_SCHEME, "ignore": ["lm_head"],
+    },
+    "modelopt": {"quant_method": "modelopt", "quant_algo": None, "kv_cache_scheme": CACHE_SCHEME},
+    "modelopt as in hf_quant_config.json": {
+        "quant_method": "modelopt", "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"},
+    },
+}  # fmt: skip
+
+
+def with_cache_scheme(folder, entry, extra=()):
+    """Write a Llama of floats whose config says how vLLM rounds its cache, with the scales of that."""
+    model = tiny("llama")
+    model.save_pretrained(folder)
+    config, file = folder / "config.json", folder / "model.safetensors"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": entry}))
+    layer = "model.layers.0.self_attn."
+    scales = {f"{layer}k_scale": torch.ones(()), f"{layer}v_scale": torch.ones(())}
+    save_file(load_file(file) | scales | dict(extra), file, {"format": "pt"})
+    return model.eval()
+
+
+@pytest.mark.parametrize("writer", CACHE_ALONE)
+def test_a_checkpoint_whose_cache_alone_is_quantized_is_loaded_as_it_is(tmp_path, writer):
+    expected = with_cache_scheme(tmp_path / "net", CACHE_ALONE[writer])
+    folder = find_folder(tmp_path, "net")
+    assert folder.refused is None
+    info = folder.info("net", None)
+    assert info.stored == "float32"
+    (told,) = [each for each in info.left_out if "quantization_config" in each]
+    assert "kv_cache" in told
+    loaded = opened(tmp_path / "net")
+    assert loaded.weights == "float32"
+    assert loaded.left_out == ["model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"]
+    for own, other in zip(loaded.model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(own, other)
+    layer = plan(tmp_path, ImportModule(checkpoint="net", layer=1))
+    assert layer.source.quantized is None
+    assert torch.equal(layer.read()["q_proj.weight"], expected.model.layers[1].self_attn.q_proj.weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"quant_algo": "NVFP4"}, "modelopt is none of"),
+        ({"kv_cache_scheme": None}, "modelopt is none of"),
+        ({"quantized_layers": {"a": 1}}, "modelopt is none of"),
+    ],
+)
+def test_an_entry_that_says_more_than_the_cache_is_refused(tmp_path, change, reason):
+    with_cache_scheme(tmp_path / "net", CACHE_ALONE["modelopt"] | change)
+    assert reason in find_folder(tmp_path, "net").refused
+    with pytest.raises(InvalidCheckpoint, match=reason):
+        plan(tmp_path, ImportModule(checkpoint="net", layer=1))
+
+
+def test_scales_beside_a_scheme_of_the_cache_alone_are_refused(tmp_path):
+    scale = {"model.layers.0.self_attn.q_proj.weight_scale": torch.ones(1)}
+    with_cache_scheme(tmp_path / "net", CACHE_ALONE["compressed-tensors"], scale)
+    assert "belongs to quantized weights" in find_folder(tmp_path, "net").refused

@@ -57,5 +57,5 @@ def test_a_scale_that_does_not_fit_is_named(tmp_path):
     file = tmp_path / "net" / "model.safetensors"
     tensors = load_file(file)
     save_file(tensors | {f"{LAYER}q_proj.weight_scale_inv": torch.ones(7, 5)}, file, {"format": "pt"})
-    with pytest.raises(InvalidCheckpoint, match=r"q_proj\.scale of shape \[7, 5\] does not fit"):
+    with pytest.raises(InvalidCheckpoint, match=r"q_proj\.weight_scale_inv of shape \[7, 5\] does not fit"):
         plan(tmp_path, ImportModule(checkpoint="net", layer=1)).read()

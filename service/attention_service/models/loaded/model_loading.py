@@ -46,10 +46,11 @@ from attention_service.models.passes.float64_runs import made_in_float64
 from attention_service.models.towers.opening import tower_of
 from attention_service.models.towers.tower import Tower
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.forms.quantized_form import QuantizedForm
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
 from attention_service.modules.checkpoints.quantized_tensors import (
     QUANTIZATION,
-    QuantizedForm,
+    cache_scheme,
     form_of,
     quantization_of,
 )
@@ -153,10 +154,15 @@ def load_checkpoint(
 
 
 def take_quantization(config: Any) -> QuantizedForm | None:
-    """Take the quantization out of a config, if its weights are unpacked here; the model is then as any other."""
-    stated = quantization_of(config.to_dict())
+    """Take the quantization out of a config, if its weights are unpacked here or the cache alone is quantized.
+
+    The model is then as any other.
+    """
+    entries = config.to_dict()
+    stated = quantization_of(entries)
     form = form_of(stated) if isinstance(stated, Mapping) else None
-    if form is None or isinstance(form, str):
+    form = None if isinstance(form, str) else form
+    if form is None and cache_scheme(entries) is None:
         return None
     for part, name in product((config, getattr(config, "text_config", None)), QUANTIZATION):
         vars(part or config).pop(name, None)
@@ -256,13 +262,15 @@ def _read_into_memory(folder: Path, stored: QuantizedForm | None, tower: Tower |
     ``stored``: the form of weights that it gets unpacked. ``tower``: a file that another library wrote.
     """
     own = _MODELING.safe_open
-    names = {} if stored is None else open_checkpoint(folder.parent, folder.name).names
+    opened = None if stored is None else open_checkpoint(folder.parent, folder.name)
+    if stored is not None and opened is not None:
+        stored.check_all(opened.headers)  # before anything is unpacked
 
     def reading(file: str, **options: Any) -> Any:
-        opened = own(file, **options | {"backend": "pread"})
+        read = own(file, **options | {"backend": "pread"})
         if tower is not None:
-            return TowerFile(opened, tower)
-        return opened if stored is None else UnpackedFile(opened, stored, names)
+            return TowerFile(read, tower)
+        return read if stored is None or opened is None else UnpackedFile(read, stored, opened)
 
     _MODELING.safe_open = reading
     try:

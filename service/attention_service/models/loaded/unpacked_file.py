@@ -1,23 +1,22 @@
 """A safetensors file with quantized weights, as transformers would read it if they were not."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from attention_service.core.cancellation import checkpoint
-from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm
+from attention_service.modules.checkpoints.checkpoint_files import Checkpoint
+from attention_service.modules.checkpoints.forms.quantized_form import QuantizedForm
 from attention_service.modules.store_files import open_tensors
 
 
 class UnpackedFile:
     """One file of a checkpoint. Each weight is unpacked when it is read, so that one at a time is there twice."""
 
-    def __init__(self, opened: Any, form: QuantizedForm, names: Mapping[str, Path]) -> None:
-        """``opened``: the file, by ``safe_open``. ``names``: the file of every tensor of the checkpoint."""
-        self._opened, self._form, self._names = opened, form, names
-        self._weights = form.weights(names)
+    def __init__(self, opened: Any, form: QuantizedForm, checkpoint: Checkpoint) -> None:
+        """``opened``: the file, by ``safe_open``; ``checkpoint``: all files, since parts may lie in others."""
+        self._opened, self._form, self._names = opened, form, checkpoint.names
+        self._weights = form.weights(checkpoint.headers)
         self._hidden = form.hidden(self._weights)
 
     def keys(self) -> list[str]:

@@ -103,7 +103,7 @@ def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
 
     transformers leaves the modules alone that the config names, as the attention of gpt-oss.
     """
-    stated = block.config.get("quantization_config") or quantization_of(checkpoint.config)
+    stated = quantization_of(block.config) or quantization_of(checkpoint.config)
     if stated is None or checkpoint.packed:  # what is not packed then is stored as it is
         return
     entries = stated if isinstance(stated, dict) else {}

@@ -7,7 +7,7 @@ server keeps modules, recordings and lenses. Beside them there is the checkpoint
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -19,8 +19,9 @@ from torch import Tensor
 
 import attention_service
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+from attention_service.modules.checkpoints.forms.quantized_form import Headers, QuantizedForm, StoredHeader
 from attention_service.modules.checkpoints.gguf_header import GGUF
-from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of, quantization_of
+from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
 from attention_service.modules.store_files import open_tensors, read_regular, reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
@@ -75,7 +76,22 @@ class Checkpoint:
     @cached_property
     def packed(self) -> Mapping[str, str]:
         """The weights that are unpacked when they are read, and the prefix of the module of each."""
-        return {} if self.form is None else self.form.weights(self.names)
+        return {} if self.form is None else self.form.weights(self.headers)
+
+    @cached_property
+    def headers(self) -> Headers:
+        """The dtype and shape of every tensor, as its file has them. Raises InvalidCheckpoint."""
+        found: dict[str, StoredHeader] = {}
+        for place in {*self.names.values()}:
+            try:
+                with open_tensors(place) as file:
+                    for name in file.keys():  # noqa: SIM118  # it is no mapping
+                        if self.names.get(name) == place:
+                            part = file.get_slice(name)
+                            found[name] = StoredHeader(part.get_dtype(), tuple(part.get_shape()))
+            except (SafetensorError, OSError) as fault:
+                raise _unreadable(place, fault) from fault
+        return found
 
     @cached_property
     def tensors(self) -> Mapping[str, Path]:
@@ -87,36 +103,18 @@ class Checkpoint:
         return plain | {name: self.names[prefix + self.form.main] for name, prefix in self.packed.items()}
 
     def unpacked_bytes(self, form: QuantizedForm) -> int:
-        """Bytes of all tensors as float32. Raises InvalidCheckpoint."""
-        plain = set(self.tensors) - set(self.packed)
-        count = 0
-        for place in {*self.names.values()}:
-            try:
-                with open_tensors(place) as file:
-                    for name in file.keys():  # noqa: SIM118  # it is no mapping
-                        if name in plain:
-                            count += prod(file.get_slice(name).get_shape())
-            except (SafetensorError, OSError) as fault:
-                raise _unreadable(place, fault) from fault
-        return 4 * (count + sum(prod(form.shape(prefix, self._shape, self._read)) for prefix in self.packed.values()))
-
-    def _shape(self, tensor: str) -> Sequence[int]:
-        with open_tensors(self.names[tensor]) as file:
-            return list(file.get_slice(tensor).get_shape())
+        """Bytes of all tensors as float32. Raises InvalidCheckpoint, also for a weight that lacks one of its parts."""
+        form.check_all(self.headers)
+        plain = sum(prod(self.headers[name].shape) for name in self.tensors.keys() - self.packed.keys())
+        packed = (prod(form.shape(prefix, self.headers, self._read)) for prefix in self.packed.values())
+        return 4 * (plain + sum(packed))
 
     def header(self, tensor: str) -> Header:
-        """Dtype and shape of a tensor. Raises InvalidCheckpoint where it is missing or no float."""
+        """Dtype and shape of a tensor, unpacked. Raises InvalidCheckpoint for one that is no float, or lacks parts."""
         if self.form is not None and (prefix := self.packed.get(tensor)) is not None:
-            try:
-                return Header("float32", tuple(self.form.shape(prefix, self._shape, self._read)))
-            except (KeyError, ValueError, TypeError, SafetensorError, OSError) as fault:
-                raise InvalidCheckpoint.at("checkpoint", f"{tensor} cannot be unpacked: {reason(fault)}") from fault
-        try:
-            with open_tensors(self.names[tensor]) as file:
-                part = file.get_slice(tensor)
-                code, shape = part.get_dtype(), tuple(part.get_shape())
-        except (SafetensorError, OSError) as fault:
-            raise _unreadable(self.names[tensor], fault) from fault
+            self.form.check(prefix, self.headers)
+            return Header("float32", tuple(self.form.shape(prefix, self.headers, self._read)))
+        code, shape = self.headers[tensor]
         if code not in _DTYPES:
             raise InvalidCheckpoint(
                 f"{tensor} has dtype {code}; expected one of {', '.join(_DTYPES)}", param="checkpoint"

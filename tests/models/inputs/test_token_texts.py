@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.models.inputs.tokenizers_by_kind import END, kinds
 
-from attention_service.models.generation.generated_text import GeneratedText
+from attention_service.models.generation.generated_text import Characters, GeneratedText
 from attention_service.models.inputs.token_texts import TokenDecoder, TokenTexts
 
 
@@ -66,6 +66,27 @@ def test_the_places_of_tokens_are_those_of_their_bytes(name, data):
         assert place.end == len(done.decode(errors="replace"))
         if is_text(place.raw) and not begins_within(done[: -len(place.raw)], place.raw):
             assert text[place.begin : place.end] == place.raw.decode()
+
+
+@pytest.mark.parametrize(
+    "last", [b"\xed", b"\xed\xa0", b"\xed\x9f", b"\xe2\x82", b"\xf4\x90", b"\xf0\x9f", b"\xff", b"a"]
+)
+@pytest.mark.parametrize("further", [b"", b"\xa0", b"\xbf\xbf", b"\x80", b"b"])
+def test_bytes_in_any_parts_are_the_characters_of_the_whole(last, further):
+    """Halves of surrogates too, which Python's incremental decoder waits for."""
+    whole = last + further
+    for parts in ([whole], [last, further], [whole[at : at + 1] for at in range(len(whole))]):
+        characters, text, places = Characters(), "", []
+        for raw in filter(None, parts):
+            place, new = characters.add(raw)
+            text += new
+            places.append(place)
+        assert text + characters.rest() == whole.decode(errors="replace")
+        done = b""
+        for place in places:
+            assert place.begin == len(done.decode(errors="replace")) - (begins_within(done, place.raw) and 1)
+            done += place.raw
+            assert place.end == len(done.decode(errors="replace"))
 
 
 def begins_within(before, raw):

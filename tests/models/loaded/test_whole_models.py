@@ -344,7 +344,7 @@ def test_images_that_cannot_be_read_are_named(models, images, param):
     [
         ({"layers": [7]}, "layers.0"),
         ({"edits": {"9": []}}, "edits.9"),
-        ({"select": {"heads": [4]}}, "select.heads"),
+        ({"select": {"heads": [4]}, "return_": ["weights"]}, "select.heads"),
         ({"edits": {"0": [{"tap": "weights", "heads": [9], "set": 0}]}}, "edits.0.0.heads"),
         ({"positions": [99]}, "positions.0"),
         ({"text": None, "tokens": [10**6]}, "tokens"),

@@ -96,6 +96,13 @@ def test_differences_converge_at_any_curvature(width, wrong, scale):
     assert verdict([right * (1 + wrong)], [found]).passed is (wrong == 0.0)
 
 
+def test_a_gradient_of_zero_passes_beside_differences_that_are_rounding():
+    """A bias of keys changes no weight: the first quotients are some 1e-13, the next ones exactly 0."""
+    found = derivative(lambda h: 1e-13 if h >= 1e-3 else 0.0, 1e-3, 0.0, 2e-16, enough=1e-7, expected=1e-17)
+    assert found.error <= 1e-12
+    assert verdict([1e-17], [found]).passed
+
+
 def test_a_gradient_of_zero_fails_where_steps_are_lost_in_rounding():
     found = derivative(
         lambda h: ((1 + h) - (1 - h)) / (2 * h), 1e-12, 0.0, 2e-16, enough=1e-7, expected=0.0

@@ -29,15 +29,21 @@ class Characters:
 
     def add(self, raw: bytes) -> tuple[PlacedToken, str]:
         """Take the bytes of a token. Returns its place, and the characters that are whole with it."""
-        new = self._utf8.decode(raw[:1])
+        new = self._decode(raw[:1])
         begin = self._count + len(new) - (1 if raw and not self._is_within else 0)
-        new += self._utf8.decode(raw[1:])
+        new += self._decode(raw[1:])
         self._count += len(new)
         return PlacedToken(raw, begin, self._count + (1 if raw and self._is_within else 0)), new
 
     def rest(self) -> str:
         """Return the character that has not ended, as U+FFFD."""
         return self._utf8.decode(b"", final=True)
+
+    def _decode(self, raw: bytes) -> str:
+        found, (pending, _) = self._utf8.decode(raw), self._utf8.getstate()
+        if b"\xed\xa0" <= pending < b"\xee":  # half a surrogate, which this decoder refuses at its third byte only
+            found += self._utf8.decode(b"", final=True)
+        return found
 
     @property
     def _is_within(self) -> bool:

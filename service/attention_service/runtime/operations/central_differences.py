@@ -60,7 +60,7 @@ def converging(
         if step < least:
             break
         previous, row = row, [(yield step)]
-        if math.isnan(row[0]) or (row[0] == 0 and previous[0] != 0):  # the step is lost in rounding
+        if math.isnan(row[0]) or (row[0] == 0 and abs(previous[0]) > enough):  # the step is lost in rounding
             break
         for order, coarse in enumerate(previous, 1):
             row.append(row[-1] + (row[-1] - coarse) / (_SHRINK ** (2 * order) - 1))

@@ -147,3 +147,34 @@ def test_a_link_to_a_file_of_the_repository_is_followed(tmp_path, root):
     assert opened(root, own.name, ["net"]).refused is None
     assert len(AdapterFiles.open(own, root).changes()) == 2
     assert plan(root, ImportModule(checkpoint="net", layer=0, adapter=own.name)).source.adapter == own.name
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"r": 0}, {"r": -1}, {"r": True}, {"r": 1.5}, {"r": 10**400}, {"r": 2**40}, {"lora_alpha": 10**400},
+        {"lora_alpha": float("nan")}, {"lora_alpha": "8"}, {"lora_alpha": True}, {"rank_pattern": {"q": 0}},
+        {"rank_pattern": {"q": 10**400}}, {"rank_pattern": {"q": None}}, {"alpha_pattern": {"q": [1]}},
+        {"alpha_pattern": {"q": 10**400}},
+    ],
+)  # fmt: skip
+def test_numbers_that_no_adapter_has_are_refused_by_the_config(tmp_path, entries):
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8} | entries
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "adapter_model.safetensors").touch()
+    refused = AdapterFiles.open(tmp_path).refused
+    assert refused is not None
+    assert next(iter(entries)) in refused
+
+
+@pytest.mark.parametrize("name", ["lora_magnitude_vector", "lora_B.bias"])
+def test_a_vector_of_another_length_than_the_rows_of_b_is_refused(tmp_path, name):
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "use_dora": True}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    vectors = {"lora_magnitude_vector": torch.ones(6), "lora_B.bias": torch.ones(6)} | {name: torch.ones(5)}
+    tensors = {"lora_A.weight": torch.ones(2, 4), "lora_B.weight": torch.ones(6, 2)} | vectors
+    save_file(
+        {f"base_model.model.q_proj.{each}": x for each, x in tensors.items()}, tmp_path / "adapter_model.safetensors"
+    )
+    with pytest.raises(InvalidCheckpoint, match=r"\[5\] of q_proj, and B has 6 rows"):
+        AdapterFiles.open(tmp_path).changes()

@@ -33,8 +33,10 @@ _UNMERGED: Final = frozenset(
 """Kinds that add tokens, keys or values, and have no merged form."""
 _FILES: Final = ADAPTER_CONFIG, ADAPTER_TENSORS
 _PREFIX: Final = "base_model.model."
-_PATTERNS: Final = "rank_pattern", "alpha_pattern"
+_RANKS: Final = "rank_pattern"
+_PATTERNS: Final = _RANKS, "alpha_pattern"
 """Entries that have numbers by patterns of module paths. Which modules change is read off the tensors' names."""
+_LARGEST_RANK: Final = 2**16
 _BYTES: Final = 2**24
 """The largest adapter_config.json that is read."""
 _BASE_CHANGED: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -154,8 +156,8 @@ class AdapterFiles:
 
     @property
     def _without_numbers(self) -> str | None:
-        if not isinstance(self.config.get("r"), int) or not isinstance(self.config.get("lora_alpha"), int | float):
-            return f"its {ADAPTER_CONFIG} has no r and lora_alpha as numbers"
+        if not _is_rank(self.config.get("r")) or not _is_number(self.config.get("lora_alpha")):
+            return f"its {ADAPTER_CONFIG} has no r of 1 to {_LARGEST_RANK} and lora_alpha as numbers"
         if (self.folder / ADAPTER_TENSORS).is_file():
             return None
         other = ", ".join(sorted(file.name for file in self.folder.glob("adapter_model.*")))
@@ -165,7 +167,8 @@ class AdapterFiles:
     def _unread_patterns(self) -> str | None:
         for entry in _PATTERNS:
             numbers = self.config.get(entry) or {}
-            if not isinstance(numbers, dict) or not all(isinstance(each, int | float) for each in numbers.values()):
+            fits = _is_rank if entry == _RANKS else _is_number
+            if not isinstance(numbers, dict) or not all(map(fits, numbers.values())):
                 return f"its {entry} is no object of numbers by patterns of module names"
         try:
             _ = self._patterns
@@ -278,6 +281,12 @@ class AdapterFiles:
                 f"{self.folder.name} has A {list(change.down.shape)} and B {list(change.up.shape)} of {path}, and its "
                 f"{ADAPTER_CONFIG} asks for rank {rank}; correct r or rank_pattern",
             )
+        for what, x in (("magnitudes", change.magnitude), ("a bias of B", change.up_bias)):
+            if x is not None and x.shape != (len(change.up),):
+                raise InvalidCheckpoint.at(
+                    "adapter",
+                    f"{self.folder.name} has {what} {list(x.shape)} of {path}, and B has {len(change.up)} rows",
+                )
         if change.magnitude is None and self.config.get("use_dora"):
             raise InvalidCheckpoint.at("adapter", f"{self.folder.name} lacks the magnitudes of {path}; save it again")
         alpha = self._of_module("alpha_pattern", path, self.config["lora_alpha"])
@@ -294,6 +303,19 @@ class AdapterFiles:
         except UnreadPattern as why:
             raise InvalidCheckpoint.at("adapter", f"{self.folder.name}: {why}") from why
         return default if pattern is None else float(self.config[entry][pattern])
+
+
+def _is_number(value: object) -> bool:
+    """True for a number that a float holds."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _is_rank(value: object) -> bool:
+    """True for a whole number of rows that a matrix may have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_RANK
 
 
 def _of_other_kind(config: Mapping[str, Any]) -> str | None:

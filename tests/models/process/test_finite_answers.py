@@ -101,6 +101,20 @@ def test_what_a_request_brings_is_answered(served):
         asked(wide, "forward", tokens=IDS, edits={"0": [{"tap": "output", "set": "NaN"}]})
 
 
+def test_paths_that_do_not_exist_are_nan_in_the_reply():
+    """A component sends nothing to an MLP before it."""
+    fields = {
+        "tokens": IDS,
+        "of": {"position": -1, "token": 3},
+        "from": {"layer": 1},
+        "to": {"parts": ["mlps", "logits"]},
+    }
+    plain = ServedModel(LoadedModel("net", built("llama", num_hidden_layers=3), tokenizer(), device()))
+    values = asked(plain, "effects", **fields).reply.effects.value
+    assert np.isnan(values[:, 0]).all()  # the MLP of layer 0
+    assert np.isfinite(values[:, 1:]).all()
+
+
 def test_numbers_that_forbid_are_meant():
     fields = {"predictions": [], "layers": [], "labels": [], "ran": None}
     check_finite(ModelForwardReply.model_construct(**fields, logits=np.array([1.0, -np.inf])))

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from attention_contract.base import valid
-from attention_contract.errors import InvalidRequest
+from attention_contract.errors import InvalidRequest, NotFinite
 from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply, ModelEffectsRequest
+from attention_service.core.tensors import is_finite
 from attention_service.models.answers.objective import objective_of
 from attention_service.models.costs.answer_parts import Passes
 from attention_service.models.costs.pass_memory import SweepSizes
@@ -133,6 +134,8 @@ class MeasuredRuns:
             self._asking.kernels |= each.kernels
         baseline = self._measured
         value, before = self._objective.repeated(times).value(rows), self._objective.value(baseline)
+        if not is_finite(value):  # NaN in the reply says that there is no such edit or path
+            raise NotFinite("effects.value of the reply is not finite", param="model", field="effects.value")
         for at, number in enumerate(numbers):
             part = slice(at * len(before), (at + 1) * len(before))
             self._found["value"][number] = (value[part] - before).cpu()

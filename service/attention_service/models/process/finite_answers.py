@@ -24,8 +24,8 @@ from attention_service.models.process.served import Answer, Parts, PricedRun
 
 _FORBIDS: Final = frozenset({"index_scores", "logits", "logprob", "lse", "masked_scores", "targets"})
 """Fields in which −∞ says that a token or a key is forbidden."""
-_UNKNOWN: Final = frozenset({"alignment", "chosen_share", "retrieval", "sink_mass"})
-"""Fields in which NaN says that there is no such number."""
+_UNKNOWN: Final = frozenset({"alignment", "chosen_share", "effects", "retrieval", "sink_mass"})
+"""Fields in which NaN says that there is no such number. Those that are measured as effects are looked at before."""
 _OTHERS: Final = frozenset({"labels", "ran", "usage"})
 """Fields that hold no numbers of the model."""
 _NUMBERS: Final = frozenset({float, int})

@@ -129,6 +129,7 @@ print(child.pid, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_the_first_limit_holds_however_often_it_is_set():
     alone = subprocess.Popen([sys.executable, "-c", ALONE, "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with alone:

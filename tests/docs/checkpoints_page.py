@@ -44,7 +44,8 @@ of BERT without `config.json` lacks its masks.
 
 The input of the module is the input of the attention block, after the norm. Its output is the output of the block,
 before the residual sum. Dropout is not part of the spec; a request can add it. Fused and transposed tensors are split
-into `q_proj`, `k_proj` and `v_proj`. The server reads the tensors of a layer and maps no file, so a file that is replaced meanwhile ends nothing.
+into `q_proj`, `k_proj` and `v_proj`. The server reads the tensors of a layer, and
+maps no file: one that is replaced meanwhile ends nothing.
 
 ## Families
 

@@ -369,7 +369,7 @@ def _changed(**changes):
         (_changed(self__key__bias=torch.zeros(7)), "do not fit each other: k_proj.bias"),
         (_changed(output__dense__weight=torch.zeros(8, 4)), "do not fit each other: o_proj.weight"),
         (_changed(self__key__weight=torch.zeros(5, 8)), "2 heads do not divide"),
-        ({"something.else": torch.zeros(2)}, "tensor names of a known family"),
+        ({"something.else": torch.zeros(2)}, "such as something.else, is of an attention layer"),
     ],
 )
 def test_the_error_for_incomplete_tensors_gives_the_reason(save, read, library, state, words):

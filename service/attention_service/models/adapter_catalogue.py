@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from attention_contract.errors import AttentionError, InvalidCheckpoint, ModelNotFound
 from attention_contract.schemas.models import ModelInfo, default_model_name
-from attention_service.models.checkpoint_facts import OF_TEXT, is_adapter_alone, link_out
-from attention_service.modules.checkpoints.adapter_files import AdapterFiles
+from attention_service.models.checkpoint_facts import OF_TEXT, link_out
+from attention_service.modules.checkpoints.adapter_files import AdapterFiles, is_adapter_alone
 from attention_service.modules.checkpoints.catalogue import paths
 from attention_service.modules.checkpoints.checkpoint_files import located
 

@@ -19,10 +19,10 @@ from attention_service.modules.checkpoints.adapter_files import (
     ADAPTER_TENSORS,
     MERGE,
     AdapterFiles,
-    is_adapter,
+    is_adapter_alone,
 )
 from attention_service.modules.checkpoints.attention_blocks import blocks_of
-from attention_service.modules.checkpoints.checkpoint_files import OUTSIDE, open_checkpoint
+from attention_service.modules.checkpoints.checkpoint_files import MAIN_INDEX, OUTSIDE, SINGLE, open_checkpoint
 from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.import_plan import missing_fields
 from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
@@ -70,7 +70,7 @@ _SCALES: Final = re.compile(
 """Ends of the names of tensors without which quantized weights are other numbers."""
 _ADAPTERS: Final = re.compile(r"\b(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|hada_w\d_a|ia3_l|base_layer)\b")
 """Parts of the names of an adapter's tensors, as peft writes them."""
-_READ: Final = "model.safetensors", "model.safetensors.index.json"
+_READ: Final = SINGLE, MAIN_INDEX
 """Files of which transformers reads the first that exists."""
 _DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 """Files that transformers reads as a distributed checkpoint, whatever else a folder holds."""
@@ -117,11 +117,6 @@ def has_tokenizer(folder: Path) -> bool:
 def reads_tekken(folder: Path) -> bool:
     """Return True if a checkpoint's texts are read by ``tekken.json``: transformers prefers its own tokenizer."""
     return _has(folder, TEKKEN) and not _has(folder, "tokenizer.json")
-
-
-def is_adapter_alone(folder: Path) -> bool:
-    """Return True if a folder holds an adapter, and not its base too."""
-    return is_adapter(folder) and not _has(folder, *_READ)
 
 
 def is_taken_for_model(folder: Path) -> bool:

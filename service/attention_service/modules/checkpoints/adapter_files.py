@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import is_finite
-from attention_service.modules.checkpoints.checkpoint_files import OUTSIDE, inside
+from attention_service.modules.checkpoints.checkpoint_files import MAIN_INDEX, OUTSIDE, SINGLE, inside
 from attention_service.modules.checkpoints.module_patterns import ModulePatterns, UnreadPattern
 from attention_service.modules.store_files import open_tensors, read_regular, reason
 
@@ -345,3 +345,29 @@ def _place(root: Path, folder: Path, name: str) -> Path:
 def is_adapter(folder: Path) -> bool:
     """Return True if a folder holds an adapter."""
     return (folder / ADAPTER_CONFIG).is_file()
+
+
+def is_adapter_alone(folder: Path) -> bool:
+    """Return True if a folder holds an adapter, and not its base too."""
+    return is_adapter(folder) and not any((folder / name).exists() for name in (SINGLE, MAIN_INDEX))
+
+
+def adapter_at(root: Path, checkpoint: str) -> Path | None:
+    """Return the folder of the adapter, without its base, at a path of the repository; None for any other path."""
+    place = inside(root, root, checkpoint)
+    folder = place.parent if place is not None and place.name == ADAPTER_TENSORS else place
+    return folder if folder is not None and is_adapter_alone(folder) else None
+
+
+def base_instead(root: Path, folder: Path) -> str:
+    """Return the reason for which an adapter without its base has no layers: import those of the base."""
+    try:
+        base = AdapterFiles.open(folder, root).base
+    except InvalidCheckpoint as fault:
+        return fault.detail
+    path = folder.relative_to(root.resolve()).as_posix()
+    of = "a base that its config does not name" if base is None else repr(base[:128])
+    return (
+        f"{path} is an adapter of {of}, and has no attention layer of its own; import the layer from its base, with "
+        f'"adapter": "{path}" beside the checkpoint, or load the base with it as a model (POST /v1/models)'
+    )

@@ -92,7 +92,7 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
         reasons = "".join(f"; {INEXACT[kind]}, which no spec states" for kind in sorted(strangers) if kind in INEXACT)
         raise InvalidCheckpoint(
             f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known"
-            f"{reasons}; the known ones are {', '.join(sorted(_model_types()))}",
+            f"{reasons}; docs/checkpoints.md lists the {len(_model_types())} known ones",
             param="checkpoint",
         )
     return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
@@ -185,17 +185,22 @@ def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) ->
             yield Block(family, names, match["path"], layer, names.part, stack, config)
 
 
+def lack_of_blocks(checkpoint: Checkpoint) -> str:
+    """Return the reason for which a checkpoint has no attention block."""
+    first = min(checkpoint.tensors)
+    named = f"none of its tensors, such as {first[:128]}, is of an attention layer"
+    kinds = {kind for _, config in _sections(checkpoint.config) if (kind := _model_type(config)) is not None}
+    if kinds:
+        return f"{named} as models of type {' or '.join(repr(kind[:80]) for kind in sorted(kinds))} name them"
+    return f"{named} of BERT or torch, and it has no config.json with a model_type, which any other family needs"
+
+
 def choose(blocks: list[Block], request: ImportModule) -> Block:
     """Return the block that a request names.
 
-    Raises InvalidCheckpoint if there is none or if several match, InvalidRequest if ``stack`` would decide.
+    ``blocks``: at least one. Raises InvalidCheckpoint if no block or several match, InvalidRequest if ``stack`` would
+    decide.
     """
-    if not blocks:
-        raise InvalidCheckpoint(
-            f"the checkpoint holds no attention layer with the tensor names of a known family ({', '.join(FAMILIES)}); "
-            "a config.json in its folder must state its model_type, except for BERT and torch",
-            param="checkpoint",
-        )
     fitting = [block for block in blocks if block.part in {request.part, None}]
     if request.stack is not None:
         fitting = [block for block in fitting if block.stack in {request.stack, None}]

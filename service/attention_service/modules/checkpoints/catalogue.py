@@ -9,9 +9,21 @@ from typing import Final
 from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.checkpoints import CheckpointAttention, CheckpointInfo, CheckpointList, CheckpointReply
 from attention_contract.schemas.modules import ImportModule
-from attention_service.modules.checkpoints.adapter_files import ADAPTER_CONFIG
-from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of
-from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, TINY, Checkpoint, open_checkpoint, ships
+from attention_service.modules.checkpoints.adapter_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_TENSORS,
+    adapter_at,
+    base_instead,
+)
+from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, lack_of_blocks
+from attention_service.modules.checkpoints.checkpoint_files import (
+    OWN_FOLDERS,
+    TINY,
+    Checkpoint,
+    inside,
+    open_checkpoint,
+    ships,
+)
 from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
 from attention_service.modules.resident import parameter_bytes
@@ -70,6 +82,10 @@ def unreadable_reason(fault: Exception) -> str:
 
 def described(root: Path, path: str) -> CheckpointReply:
     """Describe a checkpoint and each of its attention layers. Raises CheckpointNotFound and InvalidCheckpoint."""
+    if (adapter := adapter_at(root, path)) is not None:
+        file = inside(root, adapter, ADAPTER_TENSORS)
+        size = 0 if file is None else file.stat().st_size
+        return CheckpointReply(path=path, bytes=size, problem=base_instead(root, adapter))
     checkpoint = open_checkpoint(root, path)
     size = sum(file.stat().st_size for file in {*checkpoint.names.values()})
     kind = checkpoint.config.get("model_type")
@@ -79,8 +95,7 @@ def described(root: Path, path: str) -> CheckpointReply:
     except InvalidCheckpoint as fault:
         return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=fault.detail)
     if not blocks:
-        problem = "it holds no attention layer whose tensors have the names of a known family"
-        return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=problem)
+        return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=lack_of_blocks(checkpoint))
     stacks = {block.stack for block in blocks}
     attentions = [_attention(checkpoint, block, several=len(stacks) > 1) for block in blocks]
     config = next((each.config for each in attentions if each.config is not None), None)

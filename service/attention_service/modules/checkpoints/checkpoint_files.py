@@ -26,9 +26,9 @@ from attention_service.modules.store_files import open_tensors, read_regular, re
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIX: Final = ".safetensors"
-_SINGLE: Final = "model.safetensors"
+SINGLE: Final = "model.safetensors"
 _INDEX: Final = ".safetensors.index.json"
-_MAIN_INDEX: Final = f"model{_INDEX}"
+MAIN_INDEX: Final = f"model{_INDEX}"
 """The index that transformers reads."""
 _OTHER_FORMATS: Final = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
 OUTSIDE: Final = "link, and not to a file inside the model repository; put the file in its place"
@@ -40,6 +40,8 @@ _PACKAGE: Final = Path(attention_service.__file__).parent
 _SHIPPED: Final = "tiny_model"
 SHIPPED_MODEL: Final = _PACKAGE / _SHIPPED
 """Its folder."""
+_LISTED: Final = 5
+"""Names of files that a message lists."""
 _JSON_BYTES: Final = 2**26
 """The largest JSON file that is read."""
 
@@ -229,11 +231,11 @@ def _tensor_files(root: Path, place: Path, named: object) -> dict[str, Path]:
     if named is not None:
         named = str(named)
         return _indexed(root, place, named) if named.endswith(_INDEX) else _tensors_of(root, place, [named])
-    if inside(root, place, _SINGLE) is not None:
-        return _tensors_of(root, place, [_SINGLE])
+    if inside(root, place, SINGLE) is not None:
+        return _tensors_of(root, place, [SINGLE])
     indexes = sorted(entry.name for entry in place.glob(f"*{_INDEX}"))
-    if len(indexes) == 1 or _MAIN_INDEX in indexes:
-        return _indexed(root, place, _MAIN_INDEX if _MAIN_INDEX in indexes else indexes[0])
+    if len(indexes) == 1 or MAIN_INDEX in indexes:
+        return _indexed(root, place, MAIN_INDEX if MAIN_INDEX in indexes else indexes[0])
     return _tensors_of(root, place, sorted(entry.name for entry in place.glob(f"*{_SUFFIX}")))
 
 
@@ -249,13 +251,23 @@ def _tensors_of(root: Path, folder: Path, files: list[str]) -> dict[str, Path]:
                 )
             tensors[tensor] = file
     if not files:
-        others = ", ".join(sorted(_OTHER_FORMATS & {entry.suffix for entry in folder.iterdir()}))
-        raise InvalidCheckpoint(
-            f"the folder holds no {_SUFFIX} file{f' (only {others})' if others else ''}; other formats are "
-            "not read: convert the checkpoint",
-            param="checkpoint",
-        )
+        raise InvalidCheckpoint(_lack_of_tensors(root, folder), param="checkpoint")
     return _some(tensors, ", ".join(files[:3]))
+
+
+def _lack_of_tensors(root: Path, folder: Path) -> str:
+    """The reason for which a folder without safetensors files is no checkpoint: what it holds instead."""
+    missing = f"the folder holds no {_SUFFIX} file"
+    entries = sorted(folder.iterdir())
+    if others := sorted(_OTHER_FORMATS & {entry.suffix for entry in entries}):
+        return f"{missing} (only {', '.join(others)}); other formats are not read: convert the checkpoint"
+    below = [entry for entry in entries if entry.is_dir() and any(entry.glob(f"*{_SUFFIX}"))]
+    if below:
+        return f"{missing} itself; name a folder in it, such as {below[0].relative_to(root.resolve()).as_posix()}"
+    if not entries:
+        return f"{missing}: it is empty"
+    names = ", ".join(entry.name[:64] for entry in entries[:_LISTED]) + (" …" if len(entries) > _LISTED else "")
+    return f"{missing}, only {names}; put the file with the tensors beside {'it' if len(entries) == 1 else 'them'}"
 
 
 def _indexed(root: Path, folder: Path, index: str) -> dict[str, Path]:

@@ -19,8 +19,14 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.methods import check_spec
 from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.modules.checkpoints.adapter_files import AdapterFiles
-from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, check_quantization, choose
+from attention_service.modules.checkpoints.adapter_files import AdapterFiles, adapter_at, base_instead
+from attention_service.modules.checkpoints.attention_blocks import (
+    Block,
+    blocks_of,
+    check_quantization,
+    choose,
+    lack_of_blocks,
+)
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, folder_of, open_checkpoint
 from attention_service.modules.checkpoints.cuts import Heads
 from attention_service.modules.checkpoints.families.biases import BIASES
@@ -93,8 +99,13 @@ def plan(root: Path, request: ImportModule) -> Plan:
     Raises CheckpointNotFound, InvalidCheckpoint where no such layer can be read, and InvalidRequest where the request
     must say more (``stack``, ``num_heads``, fields of ``spec``) or contradicts the checkpoint.
     """
+    if (adapter := adapter_at(root, request.checkpoint)) is not None:
+        raise InvalidCheckpoint.at("checkpoint", base_instead(root, adapter))
     checkpoint = open_checkpoint(root, request.checkpoint)
-    found = plan_block(checkpoint, choose(blocks_of(checkpoint), request), request)
+    blocks = blocks_of(checkpoint)
+    if not blocks:
+        raise InvalidCheckpoint.at("checkpoint", lack_of_blocks(checkpoint))
+    found = plan_block(checkpoint, choose(blocks, request), request)
     return found if request.adapter is None else _adapted(root, found, checkpoint, request)
 
 

@@ -2,17 +2,22 @@
 
 import base64
 import contextlib
+import io
+import re
 import struct
 import threading
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import psutil
 import pytest
+import soundfile
 from tests.models.inputs.sounds.small_sounds import file_of, sent, speech
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import AudioBytes
+from attention_service.models.inputs.sounds import sound_decoding
 from attention_service.models.inputs.sounds.sound_decoding import MAX_SAMPLES, decoded, resampled, sound_bytes
 
 RATE = 16_000
@@ -22,10 +27,40 @@ def sounds(*contents):
     return [AudioBytes(**sent(each)) for each in contents]
 
 
-def header(samples, rate=RATE, channels=1):
-    """Return a FLAC file that says how many samples it has, and has none."""
+def header(samples, rate=RATE, channels=1, size=None):
+    """Return a FLAC file that says how many samples it has, and has none. ``size``: bytes of zeros in their place."""
     packed = (rate << 44) | ((channels - 1) << 41) | (15 << 36) | samples
-    return b"fLaC" + bytes([0x80, 0, 0, 34]) + struct.pack(">HHxxxxxxQ", 4096, 4096, packed) + bytes(16)
+    rest = bytes(16 + (samples >> 16 if size is None else size))  # as many as could hold the samples
+    return b"fLaC" + bytes([0x80, 0, 0, 34]) + struct.pack(">HHxxxxxxQ", 4096, 4096, packed) + rest
+
+
+def streamed_flac(samples):
+    """Return a FLAC file whose header leaves the number of its samples open, as a writer to a pipe leaves it."""
+    content = bytearray(file_of(samples, form="FLAC", subtype="PCM_16"))
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    return bytes(content)
+
+
+def streamed_wav(samples, size, whole=None):
+    """Return a WAV file whose header has these sizes of its data, and of the whole."""
+    content = bytearray(file_of(samples))
+    at = content.index(b"data") + 4
+    content[at : at + 4] = struct.pack("<I", size)
+    content[4:8] = struct.pack("<I", size if whole is None else whole)
+    return bytes(content)
+
+
+def mp3(samples, mode="VARIABLE", tag=b"Xing", frames=None):
+    """Return an MP3. ``tag``: its Xing header is called so; ``frames``: their number in it."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="MP3", bitrate_mode=mode, compression_level=0.5)
+    content = bytearray(file.getvalue())
+    at = re.search(b"Xing|Info", content).start()
+    content[at : at + 4] = tag
+    if frames is not None:
+        content[at + 8 : at + 12] = struct.pack(">I", frames)
+    return bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +136,66 @@ def test_decoding_takes_no_more_than_its_estimate():
         (b"no sound at all", "expected a file of WAV"),
         (file_of(speech(0.1))[:30], "expected a file of WAV"),
         (file_of(speech(0.1), form="AIFF"), "expected a file of WAV"),
-        (file_of(np.zeros(0, np.float32)), "no samples"),
+        (file_of(np.zeros(0, np.float32)), "its header says that it has no samples"),
         (file_of(np.full(400, np.nan, np.float32)), "NaN or infinite"),
         (header(400), "the file is broken"),
+        (header(0), "the file is broken"),
+        (header(2**36 - 1, size=1000), r"its header says 68719476735 samples, more than its 1042 bytes can hold"),
+        (header(2**25, size=100), r"its header says 33554432 samples, more than its 142 bytes can hold"),
+        (streamed_flac(speech(1.0))[:-2000], "the file is broken"),
+        (streamed_wav(speech(0.1), 0), "its header says that it has no samples"),
+        (
+            mp3(speech(1.0), frames=2**31 - 1),
+            r"its header says \d+ samples, more than its \d+ bytes can hold",
+        ),
+        (
+            mp3(np.concatenate([np.zeros(4 * RATE, np.float32), speech(0.5)]), tag=bytes(4)),
+            r"only \d+ samples would be read",
+        ),
+        (mp3(speech(0.5)) + mp3(speech(0.5)), r"only 8000 samples would be read"),
     ],
-    ids=["other", "cut", "AIFF", "empty", "NaN", "header"],  # some files hold the time at which they were made
-)
+    ids=[
+        "other", "cut", "AIFF", "empty", "NaN", "header", "open header", "endless", "long", "cut stream", "no data",
+        "endless MP3", "untagged MP3", "two MP3s",
+    ],  # some files hold the time at which they were made
+)  # fmt: skip
 def test_what_is_broken_or_of_another_format_is_named(content, words):
     with pytest.raises(InvalidRequest, match=words) as fault:
         decoded(sounds(content), RATE)
     assert fault.value.param == "audio.0"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        streamed_flac,
+        *(partial(streamed_wav, size=size, whole=whole)
+          for size in (2**32 - 1, 2**31 - 1, 0x7FFFF000) for whole in (None, 0)),
+        partial(file_of, form="RF64"),
+    ],
+)  # fmt: skip
+def test_a_file_that_was_streamed_without_its_length_is_read_to_its_end(made):
+    samples = speech(3.0) * 0.5
+    (sound,) = decoded(sounds(made(samples)), RATE)
+    np.testing.assert_allclose(sound.samples, samples, atol=1e-4)
+    assert sound_bytes(sounds(made(samples)), RATE) == sound_bytes(sounds(file_of(samples)), RATE)
+
+
+def test_the_samples_of_a_stream_are_counted_up_to_the_limit(monkeypatch):
+    monkeypatch.setattr(sound_decoding, "MAX_SAMPLES", 2**18)
+    counted = []
+    monkeypatch.setattr(sound_decoding, "checkpoint", lambda: counted.append(1))
+    with pytest.raises(InvalidRequest, match=r"audio\.0: at least 327680 samples of 1 channels .* may have 262144"):
+        sound_bytes(sounds(streamed_flac(np.zeros(2**22, np.float32))), RATE)
+    assert len(counted) == 5
+
+
+def test_an_mp3_without_a_header_of_one_bit_rate_is_read_to_its_end():
+    samples = speech(3.0)
+    content = mp3(samples, "CONSTANT")
+    frames = content[content.index(content[:2], 2) :] + b"TAG" + bytes(125)  # with tags of a player behind them
+    (sound,) = decoded(sounds(frames), RATE)
+    assert len(samples) <= len(sound.samples) <= len(samples) + 4 * 576
 
 
 def test_base64_is_checked():

@@ -1,6 +1,8 @@
 """The sounds of a request: their headers are checked against limits before anything is decoded. Nothing is fetched."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +24,23 @@ _BYTES_READ: Final = 8
 _BLOCK: Final = 2**16
 """Samples of each channel that are decoded at a time."""
 _CHANNELS: Final = 64
+_UNKNOWN: Final = 2**63 - 1
+"""The samples that libsndfile has of a FLAC file whose header leaves them open, as of one that was streamed."""
+_FRAME: Final = re.compile(rb"\xff[\xe0-\xff]|ID3")
+"""The beginning of a frame of MP3, or of a further file behind the first. libsndfile guesses the length of a file
+without a Xing header by the size of its first frame, and reads no more."""
+_SAMPLES_A_BYTE: Final = 2**16
+"""More samples of a channel than a byte of any format stands for: FLAC has at most 65,535 in a frame."""
+
+
+class _SoundFile(NamedTuple):
+    """An opened file, of which nothing is decoded."""
+
+    file: Any
+    """A ``SoundFile`` that is read from its beginning to its end."""
+    content: BytesIO
+    samples: int
+    """Samples of each channel, by the header; counted if that leaves them open."""
 
 
 class Sound(NamedTuple):
@@ -47,61 +66,110 @@ def decoded(audio: Sequence[AudioBytes], rate: int) -> list[Sound]:
     return [_decoded(file, rate, f"audio.{index}") for index, file in enumerate(opened)]
 
 
-def _opened(audio: Sequence[AudioBytes]) -> list[Any]:
-    """Read the headers alone."""
-    import soundfile  # noqa: PLC0415 -- of the extra sound, without which no model that hears is loaded
-
+def _opened(audio: Sequence[AudioBytes]) -> list[_SoundFile]:
+    """Read the headers alone, and count the samples of a file whose header leaves them open."""
     found = []
     for index, each in enumerate(audio):
         param = f"audio.{index}"
         content = file_of(each.base64, param)
-        try:
-            file = soundfile.SoundFile(content)
-        except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError):
-            file = None
-        if file is None or file.format not in FORMATS:
-            raise InvalidRequest.at(param, "expected a file of WAV, FLAC, OGG or MP3")
-        if not 0 < file.channels <= _CHANNELS or file.samplerate <= 0:
-            raise InvalidRequest.at(param, f"it has {file.channels} channels at {file.samplerate} Hz; expected one")
-        if file.frames <= 0:
-            raise InvalidRequest.at(param, "it has no samples")
-        found.append(file)
+        file = _open(content, param)
+        samples = file.frames
+        if samples == _UNKNOWN:
+            samples = _count(file, param)
+            file = _open(content, param)
+        if samples <= 0:
+            raise InvalidRequest.at(param, "its header says that it has no samples")
+        size = len(content.getbuffer())
+        if samples > size * _SAMPLES_A_BYTE:
+            raise InvalidRequest.at(
+                param, f"the file is broken: its header says {samples} samples, more than its {size} bytes can hold"
+            )
+        found.append(_SoundFile(file, content, samples))
     return found
 
 
-def _bytes_of(files: Sequence[Any], rate: int) -> int:
-    read = made = 0
-    for index, file in enumerate(files):
-        read += file.frames * file.channels
-        made += -(-file.frames * rate // file.samplerate)
-        if max(read, made) > MAX_SAMPLES:
-            raise InvalidRequest.at(
-                f"audio.{index}",
-                f"{file.frames} samples of {file.channels} channels at {file.samplerate} Hz; the sounds of a request "
-                f"may have {MAX_SAMPLES} in all, and at {rate} Hz as well. Send shorter ones",
-                limit=MAX_SAMPLES,
-            )
-    return int(_BYTES_READ * sum(file.frames for file in files) + _BYTES * made)
+def _open(content: BytesIO, param: str) -> Any:
+    """Open a file to be read from its beginning to its end. Raises InvalidRequest for one of another format."""
+    import soundfile  # noqa: PLC0415 -- of the extra sound, without which no model that hears is loaded
+
+    content.seek(0)
+    try:
+        file = soundfile.SoundFile(content)
+    except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError):
+        file = None
+    if file is None or file.format not in FORMATS:
+        raise InvalidRequest.at(param, "expected a file of WAV, FLAC, OGG or MP3")
+    if not 0 < file.channels <= _CHANNELS or file.samplerate <= 0:
+        raise InvalidRequest.at(param, f"it has {file.channels} channels at {file.samplerate} Hz; expected one")
+    # It seeks to the end of each block that it has read, which it cannot without a length.
+    file.seekable = lambda: False
+    return file
 
 
-def _decoded(file: Any, rate: int, param: str) -> Sound:
-    mono, at = np.empty(file.frames, np.float32), 0
-    while at < len(mono):
+def _count(file: Any, param: str) -> int:
+    """Count the samples of each channel, at most those of a request and one block. Raises InvalidRequest."""
+    samples = 0
+    for block in _blocks(file, param):
+        samples += len(block)
+        if samples * file.channels > MAX_SAMPLES:
+            break
+    if not samples:
+        raise _ended(param)
+    return samples
+
+
+def _blocks(file: Any, param: str) -> Iterator[NDArray[np.float32]]:
+    """Decode a file block by block, ``[samples, channels]``. Raises InvalidRequest."""
+    while True:
         checkpoint()
         try:
-            block = file.read(min(_BLOCK, len(mono) - at), dtype="float32", always_2d=True)
+            block = file.read(_BLOCK, dtype="float32", always_2d=True)
         except RuntimeError as fault:  # that of soundfile is one
             raise InvalidRequest.at(param, f"the file is broken: {str(fault)[:80]}") from None
         if not len(block):
-            break
-        mono[at : at + len(block)] = block.mean(1)
-        at += len(block)
+            return
+        yield block
+
+
+def _bytes_of(files: Sequence[_SoundFile], rate: int) -> int:
+    read = made = 0
+    for index, (file, _, samples) in enumerate(files):
+        read += samples * file.channels
+        made += -(-samples * rate // file.samplerate)
+        if max(read, made) > MAX_SAMPLES:
+            raise InvalidRequest.at(
+                f"audio.{index}",
+                f"{'at least ' if file.frames == _UNKNOWN else ''}{samples} samples of {file.channels} channels at "
+                f"{file.samplerate} Hz; the sounds of a request may have {MAX_SAMPLES} in all, and at {rate} Hz as "
+                "well. Send shorter ones",
+                limit=MAX_SAMPLES,
+            )
+    return int(_BYTES_READ * sum(each.samples for each in files) + _BYTES * made)
+
+
+def _decoded(sound: _SoundFile, rate: int, param: str) -> Sound:
+    file, content, samples = sound
+    mono, at = np.empty(samples, np.float32), 0
+    for block in _blocks(file, param):
+        part = block[: samples - at].mean(1)
+        mono[at : at + len(part)] = part
+        at += len(part)
     mono = mono[:at]
     if not at:
-        raise InvalidRequest.at(param, "the file is broken: it ends before its first sample")
+        raise _ended(param)
+    if file.format == "MP3" and _FRAME.match(content.read(3)):
+        raise InvalidRequest.at(
+            param,
+            f"an MP3 with more frames than its first one tells: only {at} samples would be read. Save it as one stream "
+            "with a Xing header, or as FLAC or WAV",
+        )
     if not bool(np.isfinite(mono).all()):
         raise InvalidRequest.at(param, "the file has samples that are NaN or infinite")
     return Sound(resampled(mono, file.samplerate, rate), at / file.samplerate)
+
+
+def _ended(param: str) -> InvalidRequest:
+    return InvalidRequest.at(param, "the file is broken: it ends before its first sample")
 
 
 def resampled(samples: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:

@@ -19,7 +19,13 @@ def entry(name, value):
     return text(name) + struct.pack("<I", kind) + raw
 
 
-def gguf(*entries):
-    """A file of a Llama with these entries and no tensor."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1 + len(entries))
-    return head + entry("general.architecture", (8, text("llama"))) + b"".join(entries)
+def tensor(name, kind, shape, offset=0):
+    """The entry of a tensor. ``kind``: the number of its type; ``offset``: bytes before it."""
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, offset)
+
+
+def gguf(*entries, tensors=(), size=0):
+    """A file of a Llama with these entries and these of tensors, for which there are ``size`` bytes."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1 + len(entries))
+    whole = head + entry("general.architecture", (8, text("llama"))) + b"".join(entries) + b"".join(tensors)
+    return whole + bytes(-len(whole) % 32 + size)

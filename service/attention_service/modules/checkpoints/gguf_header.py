@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.modules.store_files import open_regular, reason
@@ -23,16 +23,37 @@ _STRING: Final = 8
 _ARRAY: Final = 9
 _MOST: Final = 2**22
 """The most entries of an array, and the most tensors."""
+_ALIGNMENT: Final = 32
+"""Bytes of which the beginning of the tensors is a multiple, unless ``general.alignment`` says otherwise."""
 _LISTED: Final = 2**12
 """The most numbers of an array that are kept: enough for one a layer, and less than one a token of a vocabulary."""
 _REMEMBERED: Final = 1024
 """The headers, and reasons for which files have none, that are remembered."""
+
+
+class _Type(NamedTuple):
+    """A type of tensors."""
+
+    name: str
+    numbers: int
+    """Numbers of a block."""
+    bytes: int
+    """Bytes of a block."""
+
+
 _TYPES: Final = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
-    13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
-    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    0: _Type("F32", 1, 4), 1: _Type("F16", 1, 2), 2: _Type("Q4_0", 32, 18), 3: _Type("Q4_1", 32, 20),
+    6: _Type("Q5_0", 32, 22), 7: _Type("Q5_1", 32, 24), 8: _Type("Q8_0", 32, 34), 10: _Type("Q2_K", 256, 84),
+    11: _Type("Q3_K", 256, 110), 12: _Type("Q4_K", 256, 144), 13: _Type("Q5_K", 256, 176),
+    14: _Type("Q6_K", 256, 210), 16: _Type("IQ2_XXS", 256, 66), 17: _Type("IQ2_XS", 256, 74),
+    18: _Type("IQ3_XXS", 256, 98), 19: _Type("IQ1_S", 256, 50), 20: _Type("IQ4_NL", 32, 18),
+    21: _Type("IQ3_S", 256, 110), 22: _Type("IQ2_S", 256, 82), 23: _Type("IQ4_XS", 256, 136),
+    29: _Type("IQ1_M", 256, 56), 30: _Type("BF16", 1, 2), 34: _Type("TQ1_0", 256, 54),
+    35: _Type("TQ2_0", 256, 66), 39: _Type("MXFP4", 32, 17),
 }  # fmt: skip
-"""Types of tensors, by number, that the package gguf dequantizes."""
+"""Types of tensors, by number, that the package gguf dequantizes. Source of the blocks: its ``GGML_QUANT_SIZES``."""
+_LEAST: Final = _Type("", 8, 1)
+"""Fewer bytes than a tensor of any type has, for types that are not read."""
 _FILES: Final = {
     11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 21: "Q2_K_S",
     22: "IQ3_XS", 27: "IQ3_M", 29: "IQ2_M",
@@ -107,6 +128,25 @@ def _read(file: Path, _changed: int, size: int) -> GgufHeader | OSError | ValueE
         return ValueError(str(fault))
 
 
+class _Tensor(NamedTuple):
+    """The entry of a tensor."""
+
+    name: str
+    type: _Type
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes before it, behind the header."""
+
+    def check(self, most: int) -> None:
+        """Raise ValueError if it does not fit into a file with ``most`` bytes behind the header."""
+        end = self.offset + -(-prod(self.shape) // self.type.numbers) * self.type.bytes
+        if end > most:
+            raise ValueError(
+                f"{self.name[:80]} of shape {[*self.shape]} ends beyond the file, which has {max(most, 0)} bytes of "
+                "tensors"
+            )
+
+
 @dataclass
 class _Reader:
     """A file that is read from its beginning."""
@@ -124,7 +164,13 @@ class _Reader:
         metadata = {self.text(): self.value(*self.unpacked("I")) for _ in range(entries)}
         if "general.architecture" not in metadata:
             raise ValueError("it has no general.architecture")
-        return GgufHeader(metadata, dict(self.tensor() for _ in range(tensors)))
+        found = [self.tensor() for _ in range(tensors)]
+        alignment = metadata.get("general.alignment")
+        begin = self.file.tell()
+        begin += -begin % (alignment if isinstance(alignment, int) and alignment > 0 else _ALIGNMENT)
+        for each in found:
+            each.check(self.size - begin)
+        return GgufHeader(metadata, {each.name: (each.type.name, each.shape) for each in found})
 
     def taken(self, count: int) -> bytes:
         """The next bytes. Raises ValueError if the file has fewer."""
@@ -161,11 +207,11 @@ class _Reader:
             self.taken(int.from_bytes(self.taken(8), "little"))
         return count
 
-    def tensor(self) -> tuple[str, tuple[str, tuple[int, ...]]]:
+    def tensor(self) -> "_Tensor":
         name = self.text()
         (rank,) = self.unpacked("I")
         if rank > 4:
             raise ValueError(f"{name[:80]} has {rank} dimensions; expected at most 4")
         shape = self.unpacked(f"{rank}Q")[::-1]
-        kind, _ = self.unpacked("IQ")
-        return name, (_TYPES.get(kind, f"type {kind}"), shape)
+        kind, offset = self.unpacked("IQ")
+        return _Tensor(name, _TYPES.get(kind, _LEAST._replace(name=f"type {kind}")), shape, offset)

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import io
 import struct
 import threading
 import tracemalloc
@@ -66,6 +67,24 @@ def test_a_bomb_is_refused_by_its_header(side):
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("form", "at"), [("PNG", 16), ("GIF", 6)])
+def test_a_file_that_cannot_hold_the_pixels_of_its_header_is_refused_by_it(form, at):
+    content = bytearray(png(np.zeros((8, 8, 3), np.uint8), form))
+    content[at : at + 8] = struct.pack(">II", 5_000, 5_000) if form == "PNG" else struct.pack("<HH4x", 5_000, 5_000)
+    if form == "PNG":
+        content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    for read in (decoding_bytes, decoded):
+        with pytest.raises(InvalidRequest, match=r"images\.0: .* 5000 × 5000 pixels, more than its \d+ bytes can hold"):
+            read(images(bytes(content)))
+
+
+@pytest.mark.parametrize("form", ["PNG", "GIF"])
+def test_a_file_of_one_colour_holds_its_pixels(form):
+    blank = io.BytesIO()
+    Image.new("1" if form == "PNG" else "P", (5_000, 5_000)).save(blank, form, optimize=True)
+    assert decoding_bytes(images(blank.getvalue())) > 0
 
 
 @pytest.mark.sampled(size=1)

@@ -20,6 +20,9 @@ _BYTES: Final = 32
 """Bytes that decoding and resizing take for each pixel."""
 _BYTES_OF_SIDES: Final = 64
 """The same for each pixel of width and height: Pillow's pointers to rows, and its weights for resizing."""
+_PIXELS_A_BYTE: Final = {"PNG": 2**14, "GIF": 2**12}
+"""More pixels than a byte of a file stands for, by the format. Deflate makes at most 1,032 bytes of a byte, of 8 pixels
+each, and a code of LZW stands for at most 4,096 pixels. One of JPEG or WEBP may stand for any number."""
 _FAULTS: Final = (
     OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, struct.error,
     Image.DecompressionBombError,
@@ -80,6 +83,13 @@ def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
             raise _too_large(param, "more than 100 million pixels") from None
         except _FAULTS:
             raise InvalidRequest.at(param, f"expected a file of {', '.join(FORMATS)}") from None
+        size, most = len(content.getbuffer()), _PIXELS_A_BYTE.get(str(image.format))
+        if most is not None and image.width * image.height > size * most:
+            raise InvalidRequest.at(
+                param,
+                f"the file is broken: its header says {image.width} × {image.height} pixels, more than its {size} "
+                f"bytes can hold as {image.format}",
+            )
         found.append(image)
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
+from attention_service.parent_watch import end_with_parent
 from attention_service.runtime.device.cpu_threads import sleep_while_waiting
 from attention_service.settings import Settings
 from attention_service.start_checks import can_listen, checked_settings
@@ -31,6 +32,8 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     settings = checked_settings(Settings, arguments)
     if settings is None:
         return 2
+    if settings.parent_pid is not None:
+        end_with_parent(settings.parent_pid)
     if not can_listen(settings):
         return 1
     sleep_while_waiting(os.environ)
@@ -38,6 +41,9 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     from attention_service.commands import run_server  # noqa: PLC0415
 
     return run_server(settings)
+
+
+serve.settings = Settings  # type: ignore[attr-defined]  # a program that starts a server checks its names by these
 
 
 def fetch(arguments: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from attention_contract.schemas.costs.sweeps import MAX_SWEEP
 MAX_THREADS: Final = max(64, 4 * (os.cpu_count() or 1))
 """More would only wait for each other; far more end the process."""
 _ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s*?#@]+", re.IGNORECASE)
+_SHA256: Final = re.compile(r"([0-9a-fA-F]{64})?")
 _HOST: Final = re.compile(r"\*|(\*\.)?[^/\s*?#@:]+|[0-9a-f:.]+", re.IGNORECASE)
 
 
@@ -55,6 +56,10 @@ class Settings(BaseSettings):
 
     first_key: bool = False
     """If callers need a key and none exists, make one with every scope, and print it once on standard output."""
+
+    key_hash: str = ""
+    """SHA-256 of a further API key with every scope, in hexadecimal. A program that starts a server for itself keeps
+    the key, and so passes on no secret."""
 
     allowed_hosts: str = ""
     """Further host names of the server that callers may send in Host, separated by commas, as in box.example,*.lab; *
@@ -246,11 +251,26 @@ class Settings(BaseSettings):
     drain_seconds: int = Field(default=30, ge=0)
     """Seconds that a stopping server waits for running requests."""
 
+    idle_exit_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds without a request after which the server stops. Requests, streams, downloads and fits that run count as
+    requests. Default: it does not stop by itself."""
+
+    parent_pid: int | None = Field(default=None, ge=1)
+    """Process id of the program that starts the server. The server ends at once when this process ends, however it
+    ends. Default: it outlives the program."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe event that is logged."""
 
     log_format: Literal["console", "json"] = "console"
     """The format of the log: lines for people, or one JSON object on each line."""
+
+    @field_validator("key_hash")
+    @classmethod
+    def _check_hash(cls, text: str) -> str:
+        if _SHA256.fullmatch(text) is None:
+            raise ValueError("expected 64 hexadecimal digits")
+        return text
 
     @field_validator("allowed_origins", "frame_origins")
     @classmethod

@@ -19,7 +19,7 @@ from attention_service.settings import Settings, listed
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 _PREFIX: Final = "ATTENTION_"
-_OTHERS: Final = frozenset({"ATTENTION_URL", "ATTENTION_API_KEY"})
+_OTHERS: Final = frozenset({"ATTENTION_URL", "ATTENTION_API_KEY", "ATTENTION_AUTOSTART"})
 """Variables of the client."""
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 

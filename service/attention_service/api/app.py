@@ -126,7 +126,7 @@ def create_app(
         swagger_ui_parameters={"tryItOutEnabled": True},
     )
     app.state.settings = settings
-    keys, quotas = KeyRing(settings.models_dir, limits_of(settings), settings.replicas), Quotas()
+    keys, quotas = KeyRing(settings.models_dir, limits_of(settings), settings.replicas, settings.key_hash), Quotas()
     app.state.limits = ConnectionLimits(settings, partial(name_of, keys=keys))
     metrics.watch_connections(app.state.limits)
     app.router.routes[:0] = make_routes(siblings=settings.replicas > 1)

@@ -18,7 +18,9 @@ from attention_service.api.http_limits.guarded_http import GuardedHttp
 from attention_service.api.http_limits.guarded_stream import GuardedStream
 from attention_service.api.http_limits.health_listener import HealthListener
 from attention_service.api.http_limits.ticking_server import TickingServer
+from attention_service.api.idle_exit import IdleExit
 from attention_service.api.stop_limit import STOP_S, StopLimit
+from attention_service.engine import Engine
 from attention_service.settings import Settings
 
 NOTICE_S: Final = 0.25
@@ -52,6 +54,7 @@ class Server(TickingServer):
         self.stop_limit: StopLimit | None = None
         """The latest end of the process; None if the process is not to end with the server."""
         self.health = None if own.health_port is None else HealthListener(app)
+        self.idle_exit = None if own.idle_exit_s is None else IdleExit(own.idle_exit_s, self._works_beside)
         logging.getLogger("uvicorn.error").addFilter(_no_debug)
         super().__init__(
             uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **(defaults | settings))
@@ -68,6 +71,21 @@ class Server(TickingServer):
         self._watching = asyncio.create_task(self._limits.watch())
         if self.health is not None:
             self.health.start()
+
+    def _works_beside(self) -> int:
+        """Return the number of works that go on without a request: the start, downloads and fits."""
+        engine: Engine | None = getattr(self.config.app.state, "engine", None)  # type: ignore[union-attr]
+        if engine is None or engine.state == "loading":
+            return 1
+        return len(engine.modules.fetches.under_way()) + engine.lenses.fits
+
+    async def on_tick(self, counter: int) -> bool:
+        """Renew the date of replies, and stop the server if nobody has asked it for long enough."""
+        state, idle = self.server_state, self.idle_exit
+        if idle is not None and not self.should_exit and idle.has_come(state.total_requests, len(state.tasks)):
+            logging.getLogger(__name__).info("nobody has asked for %g s (idle_exit_s): the server stops", idle.limit_s)
+            self.handle_exit(signal.SIGTERM, None)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take no new work and finish what is in flight. A second Ctrl-C stops at once."""

@@ -47,7 +47,7 @@ class StopLimit:
             telling = threading.Thread(target=_tell, daemon=True)
             telling.start()
             telling.join(_TELL_S)
-            _end_children()
+            end_children()
         finally:
             os._exit(self._status())
 
@@ -69,7 +69,8 @@ def _waiting_threads() -> list[str]:
     return found
 
 
-def _end_children() -> None:
+def end_children() -> None:
+    """End all that this process has started, at once."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             child.kill()

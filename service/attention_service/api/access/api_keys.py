@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from attention_contract.operations import KeyScope, Scopes
+from attention_contract.operations import ANY_KEY, KeyScope, Scopes
 from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.audit import note
 from attention_service.modules.store_files import locked_folder, replace_file
@@ -33,6 +33,8 @@ FILE: Final = "keys.json"
 PREFIX: Final = "attn_"
 """Begins every key, so that scanners for secrets find one that leaks."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+STARTED_WITH: Final = "start"
+"""The caller who holds the key whose hash the server was started with."""
 _LOOK_S: Final = 0.5
 """Seconds between two looks at the file."""
 
@@ -164,9 +166,14 @@ def _write(root: Path, keys: Sequence[KeyEntry]) -> None:
 class KeyRing:
     """The keys of a running server, read again when the file changes."""
 
-    def __init__(self, root: Path, limits: CallerLimits = UNLIMITED, replicas: int = 1) -> None:
-        """``limits``: those of every key, but for what a key says of its own; that is divided by ``replicas``."""
+    def __init__(self, root: Path, limits: CallerLimits = UNLIMITED, replicas: int = 1, key_hash: str = "") -> None:
+        """``limits``: those of every key, but for what a key says of its own; that is divided by ``replicas``.
+
+        ``key_hash``: the hash of a key that is not in the file, in hexadecimal.
+        """
         self._root = root
+        caller = Caller(STARTED_WITH, True, limits)
+        self._given = [HeldKey(bytes.fromhex(key_hash), caller, ANY_KEY)] if key_hash else []
         self._limits = limits
         self._replicas = replicas
         self._shares = CallerLimits()
@@ -220,10 +227,10 @@ class KeyRing:
             limits = self._limits
             if shares:
                 limits = limits.model_copy(update=shares | limits.model_dump(exclude_none=True))
-            self._keys = [_held(each, limits, self._replicas) for each in entries]
+            self._keys = [*self._given, *(_held(each, limits, self._replicas) for each in entries)]
         except (OSError, ValidationError) as fault:
-            self._keys = []
-            log.error("the file of keys cannot be read; every key is refused", path=str(path), reason=_reason(fault))
+            self._keys = [*self._given]
+            log.error("the file of keys cannot be read; its keys are refused", path=str(path), reason=_reason(fault))
         after = {each.caller.name for each in self._keys}
         if not first:
             note("operator", "keys", added=sorted(after - before), removed=sorted(before - after))

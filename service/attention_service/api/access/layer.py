@@ -195,7 +195,7 @@ def _password(credentials: bytes) -> bytes | None:
 
 def unsafe_start(settings: Settings) -> str | None:
     """The reason why a server with these settings must not start; None if it may."""
-    if not needs_keys(settings) or read_keys(settings.models_dir):
+    if not needs_keys(settings) or settings.key_hash or read_keys(settings.models_dir):
         return None
     return (
         f"--host (ATTENTION_HOST): callers of {settings.host} need an API key, and there is none in "

@@ -59,6 +59,11 @@ class LensService:
         self._runner = runner
         self._fits: dict[str, _Fit] = {}
 
+    @property
+    def fits(self) -> int:
+        """The number of lenses that are being fitted."""
+        return len(self._fits)
+
     async def create(self, model: str, request: FitLens) -> LensInfo:
         """Fit a lens, or store a given one, and wait until it is there, but not longer than the request says."""
         self._runner.check_ready()

@@ -8,6 +8,8 @@
         reply = client.forward("demo", np.ones((1, 4, 8), np.float32), return_=["output", "weights"])
         print(reply.output.shape, reply.ran.compute_ms)
 
+``local()`` starts a server for this program, and returns a client of it.
+
 ``AsyncClient`` has the same methods, awaited. Tensors are numpy arrays (bfloat16 by way of ml_dtypes), torch tensors or
 nested lists; replies are the typed models of ``attention_contract.schemas`` and hold numpy arrays.
 """
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from attention_client.async_client import AsyncClient as AsyncClient
     from attention_client.client import Client as Client
     from attention_client.errors import ConnectionFailed as ConnectionFailed
+    from attention_client.errors import ServerNotStarted as ServerNotStarted
     from attention_client.errors import UnexpectedReply as UnexpectedReply
+    from attention_client.servers.local_clients import async_local as async_local
+    from attention_client.servers.local_clients import local as local
     from attention_client.sessions.live_session import AsyncSession as AsyncSession
     from attention_client.sessions.live_session import Session as Session
     from attention_contract.errors import *  # noqa: F403 - every class of errors
@@ -32,9 +37,12 @@ _PLACES: Final = {
     "AttentionSpec": "attention_contract.spec",
     "Client": "attention_client.client",
     "ConnectionFailed": "attention_client.errors",
+    "ServerNotStarted": "attention_client.errors",
     "Session": "attention_client.sessions.live_session",
     "TensorLike": "attention_client.array_likes",
     "UnexpectedReply": "attention_client.errors",
+    "async_local": "attention_client.servers.local_clients",
+    "local": "attention_client.servers.local_clients",
 }
 """The modules of the names, imported when one is used. The other names are the contract's errors."""
 _ERRORS: Final = "attention_contract.errors"

@@ -2,6 +2,7 @@
 
     AttentionError             every error of the contract, and:
     ├── ConnectionFailed       the server cannot be reached, or the connection broke
+    ├── ServerNotStarted       a server on this machine is not installed, or ended while it started
     └── UnexpectedReply        something answered, but not as the service does
 
 The contract's ``DeadlineExceeded`` serves both sides: the server raises it for a request that waited too long, the
@@ -18,6 +19,10 @@ class ConnectionFailed(AttentionError, status=0, title="No connection to the ser
     """
 
 
+class ServerNotStarted(AttentionError, status=0, title="No server was started"):
+    """A server on this machine is not installed, or ended while it started."""
+
+
 class UnexpectedReply(AttentionError, status=0, title="The answer is not one of this service"):
     """The answer is neither a reply nor a problem document of this service, as when a proxy answers in its place.
 
@@ -25,4 +30,4 @@ class UnexpectedReply(AttentionError, status=0, title="The answer is not one of 
     """
 
 
-__all__ = ["AttentionError", "ConnectionFailed", "DeadlineExceeded", "UnexpectedReply"]
+__all__ = ["AttentionError", "ConnectionFailed", "DeadlineExceeded", "ServerNotStarted", "UnexpectedReply"]

@@ -9,12 +9,12 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-GROUP = "attention.commands"
+from attention_client.environment import COMMAND_GROUP
 
 
 def contributed() -> Iterator[tuple[str, str]]:
     """Yield the name of each contributed command, and a summary."""
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(group=COMMAND_GROUP):
         yield entry.name, f"From {entry.value.partition('.')[0]}."
 
 
@@ -29,7 +29,7 @@ def extension(name: str) -> Callable[[typer.Context], None]:
 
 def run_extension(name: str, arguments: list[str]) -> None:
     """Run a contributed command. Raises typer.Exit with its status if it fails or if no package contributes it."""
-    found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    found = [entry for entry in entry_points(group=COMMAND_GROUP) if entry.name == name]
     if not found:
         typer.echo(f"attention {name} needs the server's package: pip install 'attention-service[server]'", err=True)
         raise typer.Exit(1)

@@ -540,8 +540,8 @@ def test_a_url_that_is_none_is_a_usage_error(run):
     ("no_such_package:serve", 1, "pip install 'attention-service[server]'"),
 ])  # fmt: skip
 def test_other_packages_contribute_commands(monkeypatch, value, code, text):
-    entry = EntryPoint("serve", value, extensions.GROUP)
-    monkeypatch.setattr(extensions, "entry_points", lambda group: [entry] if group == extensions.GROUP else [])
+    entry = EntryPoint("serve", value, extensions.COMMAND_GROUP)
+    monkeypatch.setattr(extensions, "entry_points", lambda group: [entry] if group == extensions.COMMAND_GROUP else [])
     result = invoke(["serve", "--port", "1", "--help"])
     assert (result.exit_code, text in result.output) == (code, True), result.output
 

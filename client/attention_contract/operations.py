@@ -72,6 +72,7 @@ INSPECT: Final[Scopes] = frozenset({"inspect"})
 MANAGE: Final[Scopes] = frozenset({"manage"})
 METRICS: Final[Scopes] = frozenset({"metrics"})
 ASK: Final = INFER | INSPECT
+"""To ask of a module, a session or a model how its answers come about: questions that change and store nothing."""
 OWN: Final = INFER | MANAGE
 """To see and to end what is one's own."""
 SEE: Final = INFER | INSPECT | MANAGE
@@ -338,7 +339,7 @@ model_effects = Operation(
     "model_effects", "POST", "/v1/models/{model}/effects", ModelEffectsRequest, ModelEffectsReply,
     "The change of a prediction of a whole model by each edit of a sweep, or along each path between components",
     (*READS_BODY, *OF_MODEL), tensors=True, pictures=("effects",),
-    example=EXAMPLE_TEXT | {"sweep": {"tap": "context", "over": ["layers", "heads"], "set": 0}}, scopes=INFER,
+    example=EXAMPLE_TEXT | {"sweep": {"tap": "context", "over": ["layers", "heads"], "set": 0}}, scopes=ASK,
 )  # fmt: skip
 model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", ModelComplexityRequest, ModelComplexityReply,
@@ -348,18 +349,18 @@ model_complexity = Operation(
 model_context = Operation(
     "model_context", "POST", "/v1/models/{model}/context", ContextRequest, ContextReply,
     "The parts of a prompt that each sentence of an answer of a whole model comes from",
-    (*READS_BODY, *OF_MODEL), tensors=True, example=EXAMPLE_CONTEXT, scopes=INFER,
+    (*READS_BODY, *OF_MODEL), tensors=True, example=EXAMPLE_CONTEXT, scopes=ASK,
 )  # fmt: skip
 model_similarity = Operation(
     "model_similarity", "POST", "/v1/models/{model}/similarity", TextSimilarityRequest, TextSimilarityReply,
     "The similarity of two texts by the vectors of a whole model, and the words that made it",
-    (*READS_BODY, *OF_MODEL), example={"pairs": [["the cat sat", "a dog sat"]]}, scopes=INFER,
+    (*READS_BODY, *OF_MODEL), example={"pairs": [["the cat sat", "a dog sat"]]}, scopes=ASK,
 )  # fmt: skip
 model_lens = Operation(
     "model_lens", "POST", "/v1/models/{model}/lens", ModelLensRequest, ModelLensReply,
     "The next tokens that states inside a whole model would predict: of layers, attentions and heads",
     (*READS_BODY, *OF_MODEL, e.LensNotFound), tensors=True, pictures=("lens",),
-    example=EXAMPLE_TEXT | {"top_k": 1, "positions": [-1]}, scopes=INFER,
+    example=EXAMPLE_TEXT | {"top_k": 1, "positions": [-1]}, scopes=ASK,
 )  # fmt: skip
 fit_lens = Operation(
     "fit_lens", "POST", "/v1/models/{model}/lenses", FitLens, LensInfo,
@@ -496,13 +497,13 @@ session_attribution = Operation(
     "session_attribution", "POST", "/v1/sessions/{id}/attribution", t.SessionAttributionRequest, AttributionReply,
     "The share of each weight of new tokens over the cached past",
     (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS,
-    example=_QUERY | {"methods": ["norm"]}, scopes=INFER,
+    example=_QUERY | {"methods": ["norm"]}, scopes=ASK,
 )  # fmt: skip
 session_effects = Operation(
     "session_effects", "POST", "/v1/sessions/{id}/effects", t.SessionEffectsRequest, EffectsReply,
     "The change of the output of new tokens over the cached past by each edit of a sweep",
     (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=("effects",),
-    example=_QUERY | {"sweep": {"tap": "context", "over": ["heads"], "set": 0}}, scopes=INFER,
+    example=_QUERY | {"sweep": {"tap": "context", "over": ["heads"], "set": 0}}, scopes=ASK,
 )  # fmt: skip
 session_gradients = Operation(
     "session_gradients", "POST", "/v1/sessions/{id}/gradients", t.SessionGradientsRequest, GradientsReply,

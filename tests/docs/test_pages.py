@@ -43,7 +43,16 @@ def console_lines():
 
 
 @pytest.mark.parametrize(
-    "generator", ["settings_page", "variants_page", "hardware_page", "names_page", "checkpoints_page", "metrics_page"]
+    "generator",
+    [
+        "settings_page",
+        "variants_page",
+        "hardware_page",
+        "names_page",
+        "checkpoints_page",
+        "metrics_page",
+        "scopes_page",
+    ],
 )
 def test_a_generated_page_is_current(generator):
     module = importlib.import_module(f"tests.docs.{generator}")

@@ -12,7 +12,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from attention_client import Client, LensNotFound, RecordingNotFound, SessionNotFound, Unauthorized
-from attention_contract.operations import ANY_KEY, OPENAI_PATHS, OPERATIONS
+from attention_contract.errors import StoreFull, StoreReadOnly
+from attention_contract.operations import ANY_KEY, ASK, OPENAI_PATHS, OPERATIONS
 from attention_contract.schemas.recordings import EXAMPLE
 from attention_service.__main__ import serve
 from attention_service.api.access import api_keys
@@ -24,7 +25,10 @@ from attention_service.settings import Settings
 from tests.api.test_robustness import exchange
 from tests.conftest import live_server
 
-SCOPE_SETS = {"boss": ["infer", "inspect", "manage", "metrics"], "ann": ["infer"], "bob": ["infer"], "eye": ["inspect"]}
+SCOPE_SETS = {
+    "boss": ["infer", "inspect", "manage", "metrics"], "ann": ["infer"], "bob": ["infer"], "eye": ["inspect"],
+    "hand": ["manage"], "meter": ["metrics"],
+}  # fmt: skip
 MODULE = {"d_model": 8, "num_heads": 2}
 ALLOWED = "https://allowed.test"
 
@@ -98,6 +102,27 @@ def test_each_operation_wants_one_of_its_scopes(keyed, operation, web):
             reply = answer.json() if operation.path not in OPENAI_PATHS else answer.json()["error"]
             assert reply["needed_scopes"] == sorted(SCOPES[operation.name])
             assert operation.name in (reply.get("detail") or reply["message"])
+
+
+def test_a_question_has_the_same_scopes_of_whatever_it_is_asked():
+    """Of modules, raw attention, sessions and models alike; recordings are what a caller may see."""
+    asked = {}
+    for operation in OPERATIONS:
+        if operation.method == "POST" and not operation.path.startswith("/v1/recordings/"):
+            asked.setdefault(operation.path.rpartition("/")[2], {})[operation.name] = operation.scopes
+    unlike = {question: each for question, each in asked.items() if len({*each.values()}) > 1}
+    assert unlike == {}
+    assert {question for question, each in asked.items() if ASK in each.values()} == {
+        "attribution", "complexity", "context", "effects", "lens", "rollout", "similarity",
+    }  # fmt: skip
+
+
+def test_a_key_that_only_inspects_changes_and_stores_nothing():
+    for operation in OPERATIONS:
+        if "inspect" in operation.scopes:
+            assert operation.method in {"GET", "POST"}, operation.name
+            assert {StoreFull, StoreReadOnly}.isdisjoint(operation.errors), operation.name
+            assert operation.request is None or "keep" not in operation.request.model_fields, operation.name
 
 
 def test_every_operation_has_scopes_and_every_change_is_audited():

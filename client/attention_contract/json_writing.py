@@ -16,6 +16,8 @@ from attention_contract.tensors import Encoding, Untyped, encode
 AT_ONCE: Final = 2**20
 """Bytes of tensors in a reply whose text is made at once; that of more is made while it is sent."""
 _PLAIN: Final = frozenset({str, bool, type(None)})
+_TENSORLESS: Final = frozenset({str, bool, int, float, tuple, type(None)})
+"""Types of items that hold no tensors; a list may have hundreds of thousands."""
 _SHORT_LISTS: Final = frozenset({list, tuple, type(None)})
 _PIECE_ITEMS: Final = 2**16
 """Numbers whose text is made at once in a piece of such a text."""
@@ -45,7 +47,9 @@ def tensor_bytes(value: Any) -> int:
         value = vars(value)
     if isinstance(value, dict):
         value = list(value.values())
-    return sum(map(tensor_bytes, value)) if isinstance(value, list) else 0
+    if not isinstance(value, list) or _TENSORLESS.issuperset(map(type, value)):
+        return 0
+    return sum(map(tensor_bytes, value))
 
 
 def _set_aside(mark: str, arrays: list[Any], array: Any, encoding: Encoding) -> Any:

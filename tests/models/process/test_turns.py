@@ -66,7 +66,7 @@ class Model:
     """Questions are of group ``alike``, and generations take two turns."""
 
     def __init__(self, *, fails=False):
-        self.passes, self.turns, self.fails, self.finished = [], [], fails, 0
+        self.passes, self.turns, self.beside, self.fails, self.finished = [], [], [], fails, 0
         self.in_a_pass = lambda number: None
 
     def held_bytes(self):
@@ -111,8 +111,9 @@ class Model:
         return PricedRun(10, alone, group=operation, length=4, question=operation)
 
     @contextmanager
-    def turn(self, *, alone):
+    def turn(self, *, alone, reads_beside):
         self.turns.append(alone)
+        self.beside.append(reads_beside)
         yield
 
     def answer_joined(self, questions):
@@ -342,3 +343,4 @@ def test_a_long_text_is_read_beside_the_loop_which_goes_on_meanwhile():
         turns(pipes, model).run()
     assert went_on.is_set()
     assert {("reply", 0), ("reply", 1)} <= {*pipes.sent}
+    assert True in model.beside  # a core less for the passes meanwhile

@@ -1,5 +1,8 @@
 """The tokens of a text or a conversation, as the model reads them, without a pass."""
 
+from typing import Any
+
+from attention_contract.base import valid
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai_api.tokenization import Tokenization, TokenizeRequest
 from attention_contract.schemas.prompts import TextPart
@@ -33,12 +36,13 @@ def tokenize(loaded: LoadedModel, request: TokenizeRequest) -> Tokenization:
     reader = loaded.reader
     stack, text = _read(loaded, request)
     (labels,) = reader.labels(stack)
-    found = Tokenization(
-        count=len(labels.ids), max_model_len=reader.max_length, tokens=labels.ids, text=text, labels=labels
-    )
-    if not request.return_token_strs or reader.tokenizer is None:
-        return found
-    return found.model_copy(update={"token_strs": reader.tokenizer.convert_ids_to_tokens(labels.ids)})
+    fields: dict[str, Any] = {
+        "count": len(labels.ids), "max_model_len": reader.max_length, "tokens": labels.ids, "text": text,
+        "labels": labels,
+    }  # fmt: skip
+    if request.return_token_strs and reader.tokenizer is not None:
+        fields["token_strs"] = reader.tokenizer.convert_ids_to_tokens(labels.ids)
+    return valid(Tokenization, fields)
 
 
 def _read(loaded: LoadedModel, request: TokenizeRequest) -> tuple[Stack, str]:

@@ -26,7 +26,7 @@ from attention_service.models.inputs.conversations import (
     token_parts,
     write_conversation,
 )
-from attention_service.models.inputs.input_stacks import Stack, Tokens, parted_answer
+from attention_service.models.inputs.input_stacks import Span, Stack, Tokens, parted_answer
 from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.model_limits import max_length, positions_behind_padding, vocabulary_size
 from attention_service.models.inputs.patch_grids import patch_labels
@@ -211,8 +211,7 @@ class TextReader:
         if limit is not None and fast and pair is None and special:
             return _cut(tokenizer, text, limit)
         found = tokenizer(
-            text, pair, add_special_tokens=special, return_offsets_mapping=fast, truncation=limit is not None,
-            max_length=limit,
+            text, pair, add_special_tokens=special, truncation=limit is not None, max_length=limit
         )  # fmt: skip
         ids = list(found["input_ids"])
         if not ids:
@@ -222,7 +221,7 @@ class TextReader:
         self._check_types([segments], param)
         if not fast:
             return Tokens(ids, [None] * len(ids), segments=segments)
-        spans = [(a, b) if a < b else None for a, b in found["offset_mapping"]]
+        spans = _spans(found.encodings[0])
         parts = None
         if pair is not None:
             parts = [None if each is None else ("text", "text_pair")[each] for each in found.sequence_ids(0)]
@@ -260,7 +259,17 @@ def _cut(tokenizer: Any, text: str, limit: int) -> Tokens:
     encoding = tokenizer(text, add_special_tokens=False).encodings[0]
     encoding.truncate(max(0, limit - tokenizer.num_special_tokens_to_add()), direction=tokenizer.truncation_side)
     found = tokenizer.backend_tokenizer.post_process(encoding)
-    return Tokens(found.ids, [(a, b) if a < b else None for a, b in found.offsets])
+    return Tokens(found.ids, _spans(found))
+
+
+def _spans(encoding: Any) -> list[Span]:
+    """The characters of each token; None for one without.
+
+    They are asked token by token: while the tokenizer makes the list of all, which may take a tenth of a second, no
+    other thread runs.
+    """
+    spans: list[Span] = [encoding.token_to_chars(token) for token in range(len(encoding))]
+    return [span if span is not None and span[0] < span[1] else None for span in spans]
 
 
 def _nth(texts: str | list[str] | None, index: int) -> str | None:

@@ -91,8 +91,13 @@ class TokenDecoder:
         """
         if self._tokenizer is None:
             return [str(each) for each in ids]
-        names = self._tokenizer.convert_ids_to_tokens(list(ids))
-        return [str(each) if name is None else self._clean(str(name)) for each, name in zip(ids, names, strict=True)]
+        different = [*dict.fromkeys(ids)]
+        names = self._tokenizer.convert_ids_to_tokens(different)
+        texts = {
+            each: str(each) if name is None else self._clean(str(name))
+            for each, name in zip(different, names, strict=True)
+        }
+        return [texts[each] for each in ids]
 
     def _clean(self, name: str) -> str:
         if name in self._names:

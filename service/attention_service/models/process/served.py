@@ -114,8 +114,8 @@ class Served(Protocol):
         ``adapter``: the name and the folder of the adapter that is to answer, if not the base alone.
         """
 
-    def turn(self, *, alone: bool) -> AbstractContextManager[None]:
-        """Compute in a block on the cores that other programs leave.
+    def turn(self, *, alone: bool, reads_beside: bool) -> AbstractContextManager[None]:
+        """Compute in a block on the cores that other programs, and a thread that reads a text, leave.
 
         ``alone``: on all, since a request is to get the same bits each time.
         """

@@ -89,12 +89,13 @@ class ServedModel:
         return finite_work(work, self.loaded, loaded, body)
 
     @contextmanager
-    def turn(self, *, alone: bool) -> Iterator[None]:
-        """Compute in a block with as many threads as other programs leave cores to.
+    def turn(self, *, alone: bool, reads_beside: bool) -> Iterator[None]:
+        """Compute in a block with as many threads as other programs, and a thread that reads a text, leave cores to.
 
         ``alone``: with all, since a request is to get the same bits each time, and sums of parts round otherwise.
         """
-        wanted, most = self._threads if alone else self._cores.fit(), self._threads
+        most = self._threads
+        wanted = most if alone else min(self._cores.fit(), max(1, most - reads_beside))
         if wanted == most:
             yield
             return

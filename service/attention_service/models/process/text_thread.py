@@ -21,7 +21,8 @@ class TextThread:
         self._pipes = pipes
         self._waiting: FairQueue[AskedQuestion] = FairQueue()
         self._texts: dict[AskedQuestion, LongText] = {}
-        self._reads = False
+        self.reads = False
+        """True while a text is being read, which takes one core."""
 
     def read(self, question: AskedQuestion, text: LongText) -> None:
         """Have a text of a question read."""
@@ -36,11 +37,11 @@ class TextThread:
 
     def go_on(self) -> None:
         """Begin with the next text, unless one is being read."""
-        if self._reads or not self._waiting:
+        if self.reads or not self._waiting:
             return
         question = self._waiting.first()
         self._waiting.begin(question, 1)
-        self._reads = True
+        self.reads = True
         threading.Thread(target=self._read, args=(question.number, self._texts.pop(question)), daemon=True).start()
 
     def _read(self, number: int, text: LongText) -> None:
@@ -50,5 +51,5 @@ class TextThread:
             text.read()
         finally:
             sys.setswitchinterval(before)
-            self._reads = False
+            self.reads = False
             self._pipes.post(Message("read", {"request": number}, memoryview(b"")))

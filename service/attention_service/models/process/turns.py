@@ -57,7 +57,8 @@ class Turns:
         """Answer requests until the end of the input, which ends the process."""
         while True:
             self._take_messages()
-            with self._model.turn(alone=any(each.alone for each in self._questions)):
+            alone = any(each.alone for each in self._questions)
+            with self._model.turn(alone=alone, reads_beside=self._texts.reads):
                 self._begin_generations()
                 if self._ready and not self._generations_first():
                     self._answer_next()

@@ -23,7 +23,6 @@ from attention_contract.errors import (
 from attention_contract.operations import Operation
 from attention_contract.request_names import names_of
 from attention_contract.schemas.answers import Picture
-from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.wire import EVENTS, JSON, MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
 
 
@@ -35,7 +34,6 @@ def read(call: Call[ReplyT], response: httpx.Response, body: bytearray | memoryv
     reply = _read(call.operation, response, body)
     if reply is not None:
         object.__setattr__(reply, "_request_id", response.headers.get("x-request-id"))
-    if isinstance(reply, DrawableReply):
         object.__setattr__(reply, "_names", names_of(call.request, call.path.get("name") or call.path.get("model", "")))
     return reply
 

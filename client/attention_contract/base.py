@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from attention_contract.descriptions import described
+from attention_contract.drawings import drawing_module
 from attention_contract.exact_types import exact
+from attention_contract.reply_names import Names
+from attention_contract.short_repr import short_repr
 
 ItemT = TypeVar("ItemT")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -36,7 +39,7 @@ def at_fault(field: str, message: str) -> PydanticCustomError:
 class WireModel(BaseModel):
     """A value on the wire: immutable, strict about unknown fields, documented by its attribute docstrings."""
 
-    __slots__ = ("_request_id",)
+    __slots__ = ("_names", "_request_id")
 
     reads_text: ClassVar[bool] = False
     """True for the fields of a query string, where numbers and flags are text."""
@@ -64,6 +67,21 @@ class WireModel(BaseModel):
     def request_id(self) -> str | None:
         """Id of the request that this is the reply to, as in the server's log; None for what is no reply."""
         return cast("str | None", getattr(self, "_request_id", None))
+
+    @property
+    def request_names(self) -> Names:
+        """The names that the request of this reply states for what it has numbers of; the client keeps them."""
+        return getattr(self, "_names", None) or Names()
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """The maps of this value as a notebook shows them, or a table of its fields."""
+        shown: str = drawing_module("notebook").notebook_html(self)
+        return shown
 
 
 def build_schemas(model: type[BaseModel] = WireModel) -> None:

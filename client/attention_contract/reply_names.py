@@ -3,10 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from attention_contract.schemas.costs.sweeps import Sweep
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,8 @@ class Names:
     """Queries and keys; default: the cells' number."""
     images: Sequence[str] = ()
     """The images of the request, the bytes of their files in base64."""
-    sweep: "Sweep | None" = None
-    """The sizes that a reply about costs is along."""
+    sweep: Any = None
+    """The ``Sweep`` that a reply about costs is along, or None."""
     layer: int | str | None = None
     """The layer of a model that the heads are of."""
 

@@ -7,7 +7,7 @@ from attention_contract.schemas.analyses.attribution import AttributionRequest
 from attention_contract.schemas.analyses.rollout import RolloutOptions, RolloutRequest
 from attention_contract.schemas.attention import ForwardRequest, RawInputs, Select, token_counts
 from attention_contract.schemas.costs.complexity import ComplexityRequest
-from attention_contract.schemas.model_requests import ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.sessions import SessionWeightsRequest
 from attention_contract.schemas.weights import WeightsRequest
 
@@ -21,11 +21,13 @@ def names_of(request: Any, title: str = "", past: int | None = None) -> Names:
         rows = request.queries
         traced = labels if rows is None else [str(row) if labels is None else labels[row] for row in rows]
         return Names(title, labels, traced, method=request.method)
-    if isinstance(request, ModelWeightsRequest):
+    if isinstance(request, ModelWeightsRequest | ModelForwardRequest | ModelGradientsRequest):
         chosen = request.select or Select()
         numbers = None if chosen.queries is None else [str(row) for row in chosen.queries]
         images = [each.base64 for each in request.all_images]
-        return Names(title, None, numbers, chosen.heads, request.average_heads, images=images)
+        averaged = not isinstance(request, ModelGradientsRequest) and request.average_heads
+        pool = request.pool or 1 if isinstance(request, ModelWeightsRequest) else 1
+        return Names(title, None, numbers, chosen.heads, averaged, images=images, pool=pool)
     if not isinstance(request, ForwardRequest | WeightsRequest | AttributionRequest):
         return Names(title)
     selected = request.select

@@ -1,105 +1,56 @@
-"""Replies as a notebook shows them: maps of their weights, attributions, statistics and differences."""
+"""The registry of what a notebook shows of each kind of reply: ``_repr_html_`` of every value of the wire."""
 
-from functools import singledispatch
+from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
+from pydantic import BaseModel
 
-from attention_contract.reply_names import head_name
-from attention_contract.schemas.analyses.attribution import SIGNED_METHODS, AttributionReply
+from attention_contract.schemas.analyses.attribution import AttributionReply
+from attention_contract.schemas.analyses.context import ContextReply
 from attention_contract.schemas.analyses.lenses import ModelLensReply
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.attention import ForwardReply
-from attention_contract.schemas.drawable_replies import DrawableReply
-from attention_contract.schemas.weights import HeadStatistics, WeightsReply
+from attention_contract.schemas.costs.complexity import ComplexityReply
+from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
+from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
+from attention_contract.schemas.openai import ChatCompletion, Completion, Embeddings
+from attention_contract.schemas.openai_api.responses import ModelResponse
+from attention_contract.schemas.openai_api.tokenization import Tokenization
+from attention_contract.schemas.openai_api.transcriptions import Transcription
+from attention_contract.schemas.text_similarity import TextSimilarityReply
+from attention_contract.schemas.weights import WeightsReply
 from attention_pictures.lens.lens_html import lens_html
-from attention_pictures.notebook_maps import Maps, html_of, maps_of, weight_maps
+from attention_pictures.notebook import generated_maps, model_maps, module_maps
+from attention_pictures.notebook.html_tables import facts_html
+from attention_pictures.notebook.notebook_maps import html_of, maps_of_tensors
 
-_OF_PAIRS: Final = {
-    "gradient_attention": "", "integrated": "", "norm": "", "relevance": "mean of the heads",
-    "norm_of_sum": "sum of the heads",
-}  # fmt: skip
-"""Attributions to pairs of tokens; those that have one map for all heads, with its name."""
-
-
-@singledispatch
-def notebook_html(reply: DrawableReply) -> str | None:
-    """The maps of a reply; None if it has none, for which a notebook shows the reply as text."""
-    return None
-
-
-@notebook_html.register
-def _(reply: ForwardReply) -> str | None:
-    moved, weights, output, names = reply.differences, reply.weights, reply.output, reply.request_names
-    averaged: bool | None = names.averaged
-    if weights is not None and weights.ndim < 4 and not averaged and not names.by_head:
-        # Three dimensions may be those of heads or, averaged over them, of sequences.
-        averaged = None if output is None or weights.ndim <= output.ndim else False
-    maps = weight_maps(weights, None if moved is None else moved.weights, names, averaged=averaged)
-    if moved is not None and moved.output is not None:
-        title = "Differences from the unedited output: queries × width"
-        by_head = names.by_head or moved.output.ndim == 4
-        maps.append(maps_of(moved.output, title, averaged=False if by_head else None, signed=True))
-    return html_of(maps)
+VIEWS: Final[dict[type, Callable[[Any], str | None]]] = {
+    ForwardReply: module_maps.forward_html,
+    WeightsReply: module_maps.weights_html,
+    AttributionReply: module_maps.attribution_html,
+    RecordingStatistics: module_maps.recorded_html,
+    ComplexityReply: module_maps.complexity_html,
+    ModelForwardReply: model_maps.forward_html,
+    ModelWeightsReply: model_maps.weights_html,
+    ModelGradientsReply: model_maps.gradients_html,
+    ModelEffectsReply: model_maps.effects_html,
+    ModelLensReply: lens_html,
+    ContextReply: model_maps.context_html,
+    ModelComplexityReply: model_maps.complexity_html,
+    TextSimilarityReply: model_maps.similarity_html,
+    ChatCompletion: generated_maps.chat_html,
+    Completion: generated_maps.completion_html,
+    ModelResponse: generated_maps.response_html,
+    Transcription: generated_maps.transcription_html,
+    Embeddings: generated_maps.embeddings_html,
+    Tokenization: generated_maps.tokenization_html,
+}
+"""Replies with a view of their own. Others show their fields, and a map of each tensor."""
 
 
-@notebook_html.register
-def _(reply: WeightsReply) -> str | None:
-    moved, averaged = reply.differences, reply.weights is not None and reply.weights.ndim - reply.queries.ndim == 2
-    maps = weight_maps(
-        reply.weights, None if moved is None else moved.weights, reply.request_names, averaged=averaged,
-        implicit=reply.implicit is True,
-    )  # fmt: skip
-    return html_of(maps if moved is None else maps + _statistic_maps(moved.statistics))
-
-
-def _statistic_maps(differences: HeadStatistics) -> list[Maps]:
-    """A map of sequences × heads for the differences of each statistic."""
-    found = {name: getattr(differences, name) for name in HeadStatistics.model_fields if name != "classes"}
-    found = {name: np.atleast_2d(x) for name, x in (found | (differences.classes or {})).items() if x is not None}
-    if not found:
-        return []
-    values = np.stack(list(found.values()))
-    rows = [f"sequence {at}" for at in range(values.shape[1])]
-    columns = [head_name(None, at) for at in range(values.shape[2])]
-    return [Maps(values, list(found), rows, columns, "Differences of the statistics", "Statistic", signed=True)]
-
-
-@notebook_html.register
-def _(reply: AttributionReply) -> str | None:
-    maps = []
-    for name, merged in _OF_PAIRS.items():
-        for found, about in ((reply, ""), (reply.differences, "differences of ")):
-            values = getattr(found, name, None)
-            if values is not None:
-                title = f"{about}{name.replace('_', ' ')}".capitalize()
-                signed = bool(about) or name in SIGNED_METHODS
-                look: dict[str, Any] = {"averaged": bool(merged), "merged": merged, "signed": signed}
-                maps.append(maps_of(values, title, reply.request_names, **look))
-    return html_of(maps)
-
-
-@notebook_html.register
-def _(reply: RecordingStatistics) -> str | None:
-    """Maps of layers × heads, one a statistic."""
-    names = [
-        name
-        for name in HeadStatistics.model_fields
-        if name != "classes" and reply.attentions and getattr(reply.attentions[0].statistics, name) is not None
-    ]
-    if not names:
-        return None
-    most = max(len(each.heads) for each in reply.attentions)
-    values = np.full((len(names), len(reply.attentions), most), np.nan, np.float32)
-    for layer, each in enumerate(reply.attentions):
-        for at, name in enumerate(names):
-            values[at, layer, : len(each.heads)] = getattr(each.statistics, name)
-    rows = [each.name for each in reply.attentions]
-    heads = [head_name(None, head) for head in range(most)]
-    return Maps(values, names, rows, heads, "Statistics by layer and head", "Statistic").html()
-
-
-@notebook_html.register
-def _(reply: ModelLensReply) -> str | None:
-    """A table of layers × tokens."""
-    return lens_html(reply)
+def notebook_html(value: BaseModel) -> str:
+    """The view of a value, offline: its maps or tables; without one, its fields and a map of each of its tensors."""
+    view = next((VIEWS[kind] for kind in type(value).__mro__ if kind in VIEWS), None)
+    shown = None if view is None else view(value)
+    return shown or facts_html(value) + (html_of(maps_of_tensors(value)) or "")

@@ -1,7 +1,9 @@
 """Surveys of a model's heads, against single requests and against transformers' own eager attention in float64."""
 
 import json
+import re
 import threading
+from base64 import b64decode
 from collections import Counter
 
 import numpy as np
@@ -382,3 +384,13 @@ def test_the_command_names_what_is_wrong(url, arguments, stdin, detail):
     result = invoke(["--url", url, "heads", "exact", *arguments], input=stdin)
     assert result.exit_code == 2
     assert detail in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_notebook_shows_every_statistic_by_layer_and_head(survey):
+    shown = survey._repr_html_()
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', shown, re.S).group(1))
+    values = np.frombuffer(b64decode(data["values"]), "<f4").reshape(data["shape"])
+    assert data["names"] == list(survey.values)
+    for name, table in zip(data["names"], values, strict=True):
+        np.testing.assert_allclose(table.ravel(), survey.means(name), rtol=1e-6)
+    assert len(repr(survey)) < 410

@@ -13,7 +13,7 @@ from attention_contract.schemas.analyses.attribution import AttributionReply, At
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest, Taps
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences, WeightsReply, WeightsRequest
-from attention_pictures.notebook_maps import MOST_NUMBERS, Maps, html_of, maps_of, weight_maps
+from attention_pictures.notebook.notebook_maps import MOST_NUMBERS, Maps, html_of, maps_of, weight_maps
 
 
 def data_of(html):
@@ -65,7 +65,12 @@ def test_a_reply_shows_every_head(shape, queries, names, rng):
 def test_a_forward_reply_names_heads_where_it_can(shape, output, names, rng):
     made = ForwardReply(weights=rng.random(shape), output=None if output is None else np.zeros(output), ran=RAN)
     assert data_of(made._repr_html_())[0]["names"] == names
-    assert ForwardReply(output=np.zeros((3, 8)), ran=RAN)._repr_html_() is None
+
+
+def test_an_output_alone_is_a_table_of_fields_and_a_map():
+    shown = ForwardReply(output=np.zeros((3, 8)), ran=RAN)._repr_html_()
+    assert "<caption>ForwardReply</caption>" in shown
+    assert data_of(shown)[0]["title"] == "output"
 
 
 def test_differences_are_maps_of_their_own_that_diverge_from_0(rng):
@@ -133,7 +138,8 @@ def test_attributions_show_pairs_of_tokens_with_their_labels(rng):
     for (data, values), expected in zip(shown, (by_head, merged[None], -merged[None]), strict=True):
         assert data["rows"] == data["columns"] == ["a", "b", "c"]
         np.testing.assert_array_equal(values, expected)
-    assert AttributionReply(head_importance=np.ones(2), ran=RAN)._repr_html_() is None
+    alone = AttributionReply(head_importance=np.ones(2), ran=RAN)
+    assert data_of(alone._repr_html_())[0]["title"] == "head importance"
 
 
 def test_a_forward_reply_of_the_client_names_what_was_selected(rng):
@@ -150,8 +156,8 @@ def test_long_labels_are_clipped():
     assert data_of(html)[0]["rows"] == ["a" * 40 + "…", "b"]
 
 
-def test_a_reply_without_weights_shows_itself_as_text():
-    assert reply(None, 3)._repr_html_() is None
+def test_a_reply_without_weights_shows_its_fields():
+    assert "<table" in reply(None, 3)._repr_html_()
 
 
 def test_statistics_show_layers_by_heads():

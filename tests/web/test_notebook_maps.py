@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attention_pictures.notebook_maps import Maps
+from attention_pictures.notebook.notebook_maps import Maps
 
 
 def test_maps_draw_and_tell_what_is_below_the_pointer(browser, tmp_path):

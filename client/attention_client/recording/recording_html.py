@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_contract.schemas.recordings import RecordingFacts
 from attention_contract.tensors import Array
-from attention_pictures.notebook_maps import Maps, html_of
+from attention_pictures.notebook.notebook_maps import Maps, html_of
 
 _TEXT = 200
 """Characters of the text that are shown."""

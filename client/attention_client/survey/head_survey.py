@@ -13,6 +13,7 @@ from attention_contract.reply_names import head_name
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import NEEDS_NEEDLE, OF_SOME_ATTENTIONS, StatisticName
+from attention_contract.validation import clip
 
 _ON_REQUEST: Final = {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE}
 SURVEYED: Final = [name for name in get_args(StatisticName) if name not in _ON_REQUEST]
@@ -70,6 +71,17 @@ class HeadSurvey:
     """Edits, and the answers or the sounds of the texts, which the passages are read with too."""
     text_field: Literal["text", "target"] = "text"
     """The field of a request that a text is sent as."""
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.values)
+        return clip(f"HeadSurvey of {self.model!r}: {len(self.texts)} texts, {len(self.heads)} heads; {names}", 400)
+
+    def _repr_html_(self) -> str | None:
+        """A map of layers × heads for each statistic, the mean over texts."""
+        from attention_pictures.notebook.notebook_maps import heads_by_layer  # noqa: PLC0415 - a script draws nothing
+
+        heads = [(each.layer, each.head) for each in self.heads]
+        return heads_by_layer(heads, {name: self.means(name) for name in self.values}).html()
 
     def index(self, layer: LayerRef, head: int) -> int:
         """Return the number of a head in ``heads``. Raises InvalidRequest."""

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.metadata import entry_points
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from attention_contract.base import WireModel
-from attention_contract.reply_names import Names
+from attention_contract.drawings import drawing_module
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.picture_options import PictureFields, PictureFormat, PictureOptions
 from attention_contract.validation import validate
@@ -17,23 +14,8 @@ if TYPE_CHECKING:
     from attention_contract.schemas.costs.sweeps import Sweep
 
 
-@cache
-def _pictures(kind: str) -> ModuleType:
-    """The module that draws ``figures`` or ``notebook`` maps. The contract imports neither."""
-    (point,) = entry_points(group="attention.pictures", name=kind)
-    module: ModuleType = point.load()
-    return module
-
-
 class DrawableReply(WireModel):
     """A reply with a picture."""
-
-    __slots__ = ("_names",)
-
-    @property
-    def request_names(self) -> Names:
-        """The names that its request states for what it has numbers of; the client keeps them."""
-        return getattr(self, "_names", None) or Names()
 
     def plot(
         self,
@@ -54,13 +36,8 @@ class DrawableReply(WireModel):
         options = validate(PictureOptions, dict(fields))
         given: dict[str, Any] = {"keys": labels, "queries": query_labels, "heads": heads, "sweep": sweep}
         names = replace(self.request_names, **{name: value for name, value in given.items() if value is not None})
-        drawing = _pictures("figures")
+        drawing = drawing_module("figures")
         picture: Picture = drawing.draw(
             self, options, drawing.media_type_of(format), names, drawing.facts_of(self, options)
         )
         return picture
-
-    def _repr_html_(self) -> str | None:
-        """The maps of this reply as a notebook shows them; None if it has none."""
-        found: str | None = _pictures("notebook").notebook_html(self)
-        return found

@@ -6,16 +6,13 @@ from typing import Final
 
 from attention_contract.schemas.analyses.context import ContextReply
 from attention_pictures.context.highlights import TITLES, Piece, values_of, views, whole
+from attention_pictures.sign_colours import NEGATIVE, POSITIVE, STRONGEST, background
 
-_FOR, _AGAINST = "30,110,240", "225,95,0"
-"""The colours of sources that a sentence needs, and of those that speak against it; told apart by colour-blind eyes."""
-_STRONGEST: Final = 0.55
-"""The opacity of the strongest source; the text on it stays legible."""
 _STYLE: Final = """
 :root{color-scheme:light dark}
 body{font:16px/1.6 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;overflow-wrap:break-word}
-h1{font-size:1.3rem}h2{font-size:1.05rem;margin:2rem 0 .4rem}p.prompt{white-space:pre-wrap;margin:0}
-mark{color:inherit;border-radius:.2em;padding:.08em 0}div.table{overflow-x:auto}
+h1{font-size:1.3rem}h2{font-size:1.05rem;margin:2rem 0 .4rem}
+mark{color:inherit;border-radius:.2em;padding:.08em 0}
 table{border-collapse:collapse;margin:1.5rem 0;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .8rem .2rem 0;text-align:right;border-bottom:1px solid #8884}
 td:first-child,th:first-child{text-align:left}small{opacity:.75}
@@ -26,8 +23,19 @@ _COLUMNS, _WIDTH, _LINE, _MARGIN = 96, 8.0, 22, 24
 
 def context_html(reply: ContextReply, measure: str) -> str:
     """Return a page with the prompt for each sentence of the answer, and a table of all measures."""
+    title = f"Sources of an answer of {escape(reply.ran.model)}"
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body><h1>{title}</h1>\n"
+        f"{context_body(reply, measure)}</body></html>\n"
+    )
+
+
+def context_body(reply: ContextReply, measure: str) -> str:
+    """Return what stands in that page, for a notebook."""
     blocks = [
-        f"<h2>{escape(view.heading)}</h2>\n<p class='prompt'>{''.join(map(_mark, view.pieces))}</p>"
+        f"<h2>{escape(view.heading)}</h2>\n<p style='white-space:pre-wrap'>{''.join(map(_mark, view.pieces))}</p>"
         for view in views(reply, measure)
     ]
     values = {name: whole(name, x) for name, x in values_of(reply).items()}
@@ -36,16 +44,12 @@ def context_html(reply: ContextReply, measure: str) -> str:
         f"<tr><td>{escape(source.name)}</td>{''.join(f'<td>{x[at]:+.4g}</td>' for x in values.values())}</tr>"
         for at, source in enumerate(reply.sources)
     )
-    title = f"Sources of an answer of {escape(reply.ran.model)}"
     numbers = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body><h1>{title}</h1>\n"
-        f"<p><small>{escape(TITLES[measure])}. Blue: the sentence needs the source; orange: it speaks against it. "
+        f"<p><small>{escape(TITLES[measure])}. Orange: the sentence needs the source; blue: it speaks against it. "
         f"The strongest source of each sentence has the strongest colour.</small></p>\n"
         + "\n".join(blocks)
-        + f"\n<div class='table'>{numbers}</div></body></html>\n"
+        + f"\n<div style='overflow-x:auto'>{numbers}</div>"
     )
 
 
@@ -76,13 +80,8 @@ def context_svg(reply: ContextReply, measure: str) -> str:
 def _mark(piece: Piece) -> str:
     if piece.strength is None:
         return escape(piece.text)
-    return (
-        f"<mark style='background:{_colour(piece.strength)}' title='{escape(piece.note)}'>{escape(piece.text)}</mark>"
-    )
-
-
-def _colour(strength: float) -> str:
-    return f"rgba({_FOR if strength >= 0 else _AGAINST},{abs(strength) * _STRONGEST:.3f})"
+    colour, note = background(piece.strength), escape(piece.note)
+    return f"<mark style='background:{colour}' title='{note}'>{escape(piece.text)}</mark>"
 
 
 def _shapes(piece: Piece, column: int, top: int) -> Iterator[str]:
@@ -90,8 +89,8 @@ def _shapes(piece: Piece, column: int, top: int) -> Iterator[str]:
         x, width = _MARGIN + column * _WIDTH, len(piece.text) * _WIDTH
         yield (
             f'<rect x="{x:g}" y="{top - 15}" width="{width:g}" height="{_LINE - 2}" rx="2" '
-            f'fill="rgb({_FOR if piece.strength >= 0 else _AGAINST})" '
-            f'fill-opacity="{abs(piece.strength) * _STRONGEST:.3f}"><title>{escape(piece.note)}</title></rect>\n'
+            f'fill="rgb{POSITIVE if piece.strength >= 0 else NEGATIVE}" '
+            f'fill-opacity="{abs(piece.strength) * STRONGEST:.3f}"><title>{escape(piece.note)}</title></rect>\n'
         )
     if piece.text.strip():
         yield _text(piece.text, column, top)

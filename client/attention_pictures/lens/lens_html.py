@@ -6,10 +6,7 @@ import numpy as np
 
 from attention_contract.schemas.analyses.lenses import ModelLensReply
 from attention_pictures.lens.lens_grid import LensGrid, grid_of
-
-_FOR, _AGAINST = "30,110,240", "225,95,0"
-_STRONGEST = 0.55
-"""The opacity of the strongest cell; the text on it stays legible in both themes."""
+from attention_pictures.sign_colours import background
 
 
 def lens_html(reply: ModelLensReply) -> str | None:
@@ -37,7 +34,5 @@ def _table(reply: ModelLensReply, grid: LensGrid) -> str:
 
 
 def _cell(word: str, value: float, scale: float) -> str:
-    colour = _FOR if value >= 0 else _AGAINST
-    share = min(1.0, abs(float(value)) / scale) * _STRONGEST
     text = escape(word) or f"{value:.3g}"
-    return f"<td style='background:rgba({colour},{share:.3f})' title='{value:.4g}'>{text}</td>"
+    return f"<td style='background:{background(float(value) / scale)}' title='{value:.4g}'>{text}</td>"

@@ -117,7 +117,7 @@ def test_files_hold_the_highlighted_prompt(played, tmp_path):
         0.55,
         pytest.approx(0.55 * 2.5 / 3, abs=1e-3),
     ]
-    assert {each.get("fill") for each in rectangles} == {"rgb(30,110,240)", "rgb(225,95,0)"}
+    assert {each.get("fill") for each in rectangles} == {"rgb(30, 110, 240)", "rgb(225, 95, 0)"}
     refused = invoke(["context", "net", PROMPT, "--html", str(tmp_path / "a.svg")])
     assert refused.exit_code == 2
 

@@ -120,7 +120,7 @@ def test_a_page_is_written_of_what_a_notebook_shows(played, tmp_path):
     assert played.payload.return_weights
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert "application/json" in page.read_text("utf-8")
-    refused = at_shell("lens", "net", "cat", "--plot", str(tmp_path / "x.html"))
-    assert "no map of this reply" in " ".join(refused.output.replace("│", "").split())
+    assert at_shell("lens", "net", "cat", "--plot", str(page)).exit_code == 0
+    assert "<caption>ModelLensReply</caption>" in page.read_text("utf-8"), "a reply without readings shows its fields"
     both = at_shell("weights", "demo", "--query", str(tmp_path / "q.npy"), "--plot", str(page), "--theme", "dark")
     assert "a page has no options of pictures" in " ".join(both.output.replace("│", "").split())

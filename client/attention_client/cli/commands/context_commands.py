@@ -23,7 +23,6 @@ from attention_contract.wire import to_json
 if TYPE_CHECKING:
     from attention_pictures.context.highlights import Piece
 
-_FOR, _AGAINST = (70, 110, 255), (225, 95, 0)
 _LEGIBLE: Final = 0.3
 """The strength from which on a source has a colour behind it; a weaker one is as the rest."""
 _MARKED: Final = 0.5
@@ -75,7 +74,7 @@ def context(
 ) -> None:
     """Show which parts of a prompt made each sentence of an answer, given or generated.
 
-    Blue parts are those that a sentence needs; orange ones speak against it.
+    Orange parts are those that a sentence needs; blue ones speak against it.
     """
     from attention_pictures.context import context_files, highlights  # noqa: PLC0415 - another command draws nothing
 
@@ -119,8 +118,9 @@ def _style(strength: float | None) -> str:
     """The colour behind a source, from faint to full."""
     if strength is None or abs(strength) < _LEGIBLE:
         return ""
-    colour = _FOR if strength > 0 else _AGAINST
-    red, green, blue = (int(abs(strength) * each) for each in colour)
+    from attention_pictures.sign_colours import NEGATIVE, POSITIVE  # noqa: PLC0415 - another command draws nothing
+
+    red, green, blue = (int(abs(strength) * each) for each in (POSITIVE if strength > 0 else NEGATIVE))
     return f"white on rgb({red},{green},{blue})"
 
 

@@ -14,7 +14,6 @@ from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.reply_tables import show
 from attention_client.client import Client
 from attention_contract.base import WireModel
-from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.validation import validate
 from attention_contract.wire import PICTURES, to_json
@@ -113,9 +112,6 @@ def present(reply: WireModel, as_json: bool) -> None:
 
 def _write_page(path: Path, reply: WireModel) -> None:
     """Write what a notebook shows of a reply as a page that needs nothing else."""
-    shown = reply._repr_html_() if isinstance(reply, DrawableReply) else None
-    if shown is None:
-        raise typer.BadParameter(f"a notebook has no map of this reply; {_EXPECTED}", param_hint="--plot")
     head = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>attention</title></head>'
-    path.write_text(f"{head}\n<body>{shown}</body></html>\n", "utf-8")
+    path.write_text(f"{head}\n<body>{reply._repr_html_()}</body></html>\n", "utf-8")
     typer.echo(f"{path}: {path.stat().st_size} bytes")

@@ -7,8 +7,8 @@ first map stands in its place.
 import base64
 import json
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from attention_contract.reply_names import Names, head_name
 from attention_contract.validation import clip
@@ -86,16 +87,16 @@ class Maps:
         return values[:kept], factors, max(0, len(values) - kept)
 
 
-def html_of(several: Sequence[Maps]) -> str | None:
+def html_of(several: Sequence[Maps], most_numbers: int = MOST_NUMBERS) -> str | None:
     """Maps one below the other, which share the room of a notebook by their sizes; None if there are none."""
     total = sum(each.values.size for each in several)
-    shares = (min(each.values.size, MOST_NUMBERS * each.values.size // max(total, 1)) for each in several)
-    return "".join(each.html(max(most_numbers, 1)) for each, most_numbers in zip(several, shares, strict=True)) or None
+    shares = (min(each.values.size, most_numbers * each.values.size // max(total, 1)) for each in several)
+    return "".join(each.html(max(share, 1)) for each, share in zip(several, shares, strict=True)) or None
 
 
 @cache
 def _template() -> Template:
-    return Template(files("attention_pictures").joinpath("notebook_maps.html").read_text("utf-8"))
+    return Template(files("attention_pictures.notebook").joinpath("notebook_maps.html").read_text("utf-8"))
 
 
 def _spans(labels: Sequence[str], by: int) -> list[str]:
@@ -157,6 +158,41 @@ def weight_maps(
     title = "Implicit weights" if implicit else "Attention weights"
     panels = (weights, title, implicit), (differences, "Differences from the unedited weights", True)
     return [maps_of(x, title, names, averaged=averaged, signed=signed) for x, title, signed in panels if x is not None]
+
+
+def maps_of_tensors(value: BaseModel) -> list[Maps]:
+    """Maps of every tensor of a value, by its field: its last two dimensions are rows and columns."""
+    maps = []
+    for name, each in value.__dict__.items():
+        named = each.items() if isinstance(each, Mapping) else [("", each)]
+        for key, tensor in named:
+            if isinstance(tensor, np.ndarray) and tensor.ndim and tensor.dtype.kind in "fiub" and tensor.size > 1:
+                values = tensor[(None,) * max(0, 3 - tensor.ndim)].astype(np.float64)
+                maps.append(_numbered(values, f"{name} {key}".strip().replace("_", " ")))
+        if isinstance(each, BaseModel):
+            maps += [replace(found, title=f"{name}: {found.title}") for found in maps_of_tensors(each)]
+    return maps
+
+
+def _numbered(values: Numbers, title: str) -> Maps:
+    """Maps ``[…, rows, columns]`` whose sides are numbered."""
+    *before, rows, columns = values.shape
+    names = [", ".join(map(str, at)) for at in np.ndindex(*before)]
+    sides = [str(row) for row in range(rows)], [str(column) for column in range(columns)]
+    signed = bool((values < 0).any())
+    return Maps(values.reshape(-1, rows, columns), names, *sides, title, "Index", signed=signed)
+
+
+def heads_by_layer(heads: Sequence[tuple[int | str, int]], statistics: Mapping[str, NDArray[Any]]) -> Maps:
+    """A map of layers × heads for each statistic ``[N]`` of N heads."""
+    layers = list(dict.fromkeys(layer for layer, _ in heads))
+    most = max((head for _, head in heads), default=-1) + 1
+    values = np.full((len(statistics), len(layers), most), np.nan)
+    at = [layers.index(layer) for layer, _ in heads], [head for _, head in heads]
+    for index, numbers in enumerate(statistics.values()):
+        values[index][at] = numbers
+    columns = [head_name(None, head) for head in range(most)]
+    return Maps(values, list(statistics), list(map(str, layers)), columns, "Statistics by layer and head", "Statistic")
 
 
 def _labels(labels: Sequence[str] | None, count: int) -> list[str]:

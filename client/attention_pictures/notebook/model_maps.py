@@ -1,0 +1,235 @@
+"""What whole models answer, as a notebook shows it. B texts, H heads, T tokens."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_contract.reply_names import head_name
+from attention_contract.schemas.analyses.context import ContextReply
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
+from attention_contract.schemas.analyses.model_paths import PathEnd
+from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
+from attention_contract.schemas.model_requests import (
+    LayerTaps,
+    LayerWeights,
+    ModelForwardReply,
+    ModelGradientsReply,
+    ModelWeightsReply,
+    Prediction,
+)
+from attention_contract.schemas.prompts import ModelReply
+from attention_contract.schemas.text_similarity import TextSimilarityReply
+from attention_contract.schemas.weights import HeadStatistics
+from attention_pictures.context.context_files import context_body
+from attention_pictures.context.highlights import chosen_measure, values_of
+from attention_pictures.notebook.html_tables import table_html, tokens_html
+from attention_pictures.notebook.notebook_maps import MOST_NUMBERS, Maps, html_of
+
+_OF_PAIRS: Final = ("weights", "scores", "capped_scores", "masked_scores")
+"""Taps with a number for each query and key."""
+_BYTES: Final = 1024**2
+_BESIDE_TEXT: Final = MOST_NUMBERS * 2 // 3
+"""Numbers of the maps that stand beside a thousand tokens or a table."""
+
+
+def weights_html(reply: ModelWeightsReply) -> str | None:
+    """Maps of the weights of all heads; of layers without weights, the statistics by layer and head."""
+    maps = list(
+        _maps_of_heads(reply, [(each.layer, _weights_of(each), each.implicit is True) for each in reply.layers])
+    )
+    return html_of(maps or _statistic_maps(reply.layers))
+
+
+def forward_html(reply: ModelForwardReply) -> str | None:
+    """A table of the predictions, and maps of the taps that have a number for each query and key."""
+    names = [name for name in _OF_PAIRS if any(getattr(each, name) is not None for each in reply.layers)]
+    maps: list[Maps] = []
+    for name in names:
+        layers = [(each.layer, _tap(each, name), name != "weights") for each in reply.layers]
+        maps += _maps_of_heads(reply, layers, title=name.replace("_", " ").capitalize())
+    rows = [row for each in reply.predictions for row in _likely(reply, each)]
+    columns = ("text", "position", "token there", "likely", "probability", "logit")
+    table = table_html(f"Predictions of {reply.ran.model}", columns, rows) if rows else ""
+    answer = "" if reply.answer is None else _answer_html(reply.answer)
+    return (table + answer + (html_of(maps, _BESIDE_TEXT) or "")) or None
+
+
+def gradients_html(reply: ModelGradientsReply) -> str | None:
+    """The tokens on the colour of their gradient, a map of layers × heads, and maps of the gradients of pairs."""
+    shown = []
+    if reply.tokens is not None:
+        texts = np.atleast_2d(reply.tokens)
+        shown += [
+            tokens_html(f"gradient · embedding of each token{_of_text(reply, at)}", reply.labels_of(at).tokens, values)
+            for at, values in enumerate(texts)
+        ]
+    maps = []
+    heads = [(str(each.layer), np.atleast_2d(each.heads)) for each in reply.layers if each.heads is not None]
+    if heads:
+        maps.append(_by_layer(heads, "First-order effect of each head: Σ gradient · context", signed=True))
+    for name in _OF_PAIRS:
+        layers = [(each.layer, each.gradients.get(name), True) for each in reply.layers]
+        maps += _maps_of_heads(reply, layers, title=f"Gradients of the {name.replace('_', ' ')}")
+    return ("".join(shown) + (html_of(maps, _BESIDE_TEXT) or "")) or None
+
+
+def effects_html(reply: ModelEffectsReply) -> str | None:
+    """Maps of the change by each edit, or along each path: over the last two swept axes."""
+    axes = [[_swept_name(at) for at in places] for places in reply.swept.values()]
+    maps = []
+    for name in ("value", "divergence"):
+        values: NDArray[Any] | None = getattr(reply.effects, name)
+        if values is not None:
+            title = "Change of the measured number" if name == "value" else "Divergence of the prediction"
+            maps.append(_swept(np.asarray(values), [*reply.swept], axes, title, signed=name == "value"))
+    return html_of(maps)
+
+
+def context_html(reply: ContextReply) -> str | None:
+    """The prompt with its sources highlighted, for the first measure that the reply has."""
+    return context_body(reply, chosen_measure(reply)) if values_of(reply) else None
+
+
+def complexity_html(reply: ModelComplexityReply) -> str:
+    """A table of the passes and their costs."""
+    passes = [(name, each) for name in type(reply).model_fields if isinstance(each := getattr(reply, name), PassCost)]
+    rows = [
+        (name.replace("_", " "), f"{each.flops:.3g}", f"{each.bytes / _BYTES:.4g}", f"{each.peak_bytes / _BYTES:.4g}",
+         f"{each.predicted_ms:.3g} ({each.predicted_low_ms:.3g} to {each.predicted_high_ms:.3g})")
+        for name, each in passes
+    ]  # fmt: skip
+    caption = f"Cost of {reply.model}: {reply.parameters:,} parameters, {reply.parameter_bytes / _BYTES:.4g} MiB"
+    return table_html(caption, ("pass", "FLOPs", "MiB moved", "peak MiB", "predicted ms"), rows)
+
+
+def similarity_html(reply: TextSimilarityReply) -> str:
+    """Both texts of each pair, with the tokens on the colour of what they add to the similarity."""
+    shown = []
+    for pair, (cosine, labels) in enumerate(zip(reply.similarity, reply.labels, strict=True)):
+        shown.append(f"<p>Pair {pair}: similarity {cosine:.4g}</p>")
+        for side, label in enumerate(labels):
+            numbers = [0.0] * len(label.tokens) if reply.tokens is None else reply.tokens[pair][side]
+            shown.append(tokens_html("∂cosine/∂embedding · embedding", label.tokens, numbers))
+    return "".join(shown)
+
+
+def _maps_of_heads(
+    reply: ModelReply, layers: Iterable[tuple[int | str, NDArray[Any] | None, bool]], title: str = "Attention weights"
+) -> Iterable[Maps]:
+    """Maps ``[heads of all layers, Lq, Lk]`` of layers with the same queries and keys, text by text."""
+    groups: dict[tuple[Any, ...], tuple[list[NDArray[Any]], list[str]]] = {}
+    names = reply.request_names
+    for layer, values, signed in layers:
+        if values is None:
+            continue
+        several = reply.media_labels_of(layer) is not None or isinstance(reply.labels, list)
+        for text, maps in enumerate(values if several else values[None]):
+            queries, keys = (tuple(each.tokens) for each in reply.tokens_of(layer, text))
+            by_head = maps[None] if names.averaged else maps
+            heads = ["mean of the heads"] if names.averaged else names.heads or range(len(by_head))
+            called = [f"{layer} {at}" if isinstance(at, str) else head_name(layer, at) for at in heads]
+            shown, held = groups.setdefault((signed, text, queries, keys, by_head.shape[1:]), ([], []))
+            shown.extend(by_head)
+            held.extend(called)
+    for (signed, text, queries, keys, (rows, columns)), (shown, held) in groups.items():
+        chosen = queries if names.queries is None else [queries[int(row)] for row in names.queries]
+        pool = 1 if len(chosen) <= rows and len(keys) <= columns else names.pool
+        sides = _padded(_squares(chosen, pool), rows), _padded(_squares(keys, pool), columns)
+        about = f"{'Implicit weights' if signed and title == 'Attention weights' else title}{_of_text(reply, text)}"
+        yield Maps(np.stack(shown), held, *sides, about, signed=signed)
+
+
+def _statistic_maps(layers: Sequence[LayerWeights]) -> list[Maps]:
+    """A map of layers × heads for each statistic, the mean over texts."""
+    maps: list[Maps] = []
+    tables: dict[str, list[tuple[str, NDArray[Any]]]] = {}
+    for each in layers:
+        numbers: dict[str, Any] = {
+            name: getattr(each.statistics, name) for name in HeadStatistics.model_fields if name != "classes"
+        }
+        for name, values in (numbers | (each.statistics.classes or {})).items():
+            if values is not None:
+                tables.setdefault(name, []).append((str(each.layer), np.atleast_2d(values)))
+    if tables:
+        each_map = [_by_layer(rows, "", signed=False) for rows in tables.values()]
+        largest = max(each_map, key=lambda one: one.values.size)
+        same = [
+            (name, one) for name, one in zip(tables, each_map, strict=True) if one.values.shape == largest.values.shape
+        ]
+        values = np.concatenate([one.values for _, one in same])
+        title = "Statistics by layer and head"
+        maps = [Maps(values, [name for name, _ in same], largest.rows, largest.columns, title, "Statistic")]
+    return maps
+
+
+def _by_layer(layers: Sequence[tuple[str, NDArray[Any]]], title: str, *, signed: bool) -> Maps:
+    """A map of layers × heads of numbers ``[B, H]`` a layer, the mean over texts."""
+    most = max(values.shape[-1] for _, values in layers)
+    table = np.full((1, len(layers), most), np.nan)
+    for row, (_, values) in enumerate(layers):
+        known = np.isfinite(values)
+        count = known.sum(0)
+        table[0, row, : values.shape[-1]] = np.where(known, values, 0).sum(0) / np.where(count, count, np.nan)
+    heads = [head_name(None, head) for head in range(most)]
+    return Maps(table, ["mean over texts"], [name for name, _ in layers], heads, title, "Statistic", signed=signed)
+
+
+def _swept(values: NDArray[Any], swept: list[str], axes: list[list[str]], title: str, *, signed: bool) -> Maps:
+    """Maps over the last two swept axes; those before them, and the texts, are told by the names of the maps."""
+    values = values[(None,) * (len(axes) + 1 - values.ndim)]  # [B, *swept]
+    if len(axes) == 1:
+        swept, axes, values = ["", *swept], [[""], *axes], values[:, None]
+    before = list(np.ndindex(*values.shape[:-2]))
+    texts = values.shape[0]
+    names = [
+        ", ".join(([f"text {at[0]}"] if texts > 1 else []) + [f"{swept[i]} {axes[i][j]}" for i, j in enumerate(at[1:])])
+        or " × ".join(name for name in swept if name)
+        for at in before
+    ]
+    return Maps(values.reshape(-1, *values.shape[-2:]), names, axes[-2], axes[-1], title, "Map", signed=signed)
+
+
+def _swept_name(place: Any) -> str:
+    if isinstance(place, PathEnd):
+        return place.name
+    return ", ".join(map(str, place)) if isinstance(place, list) else str(place)
+
+
+def _likely(reply: ModelForwardReply, prediction: Prediction) -> Iterable[tuple[Any, ...]]:
+    tokens = reply.labels_of(prediction.text).tokens
+    there = tokens[prediction.position] if prediction.position < len(tokens) else ""
+    for each in prediction.top:
+        yield prediction.text, prediction.position, there, each.token, float(each.probability), float(each.logit)
+
+
+def _answer_html(answer: Any) -> str:
+    texts = answer if answer and isinstance(answer[0], list) else [answer]
+    return "".join(
+        tokens_html("log p of each token of the answer", [each.token for each in text], [each.logprob for each in text])
+        for text in texts
+    )
+
+
+def _weights_of(layer: LayerWeights) -> NDArray[Any] | None:
+    return layer.weights if layer.weights is not None else layer.pooled
+
+
+def _tap(layer: LayerTaps, name: str) -> NDArray[Any] | None:
+    values: NDArray[Any] | None = getattr(layer, name)
+    return values
+
+
+def _squares(labels: Sequence[str], by: int) -> Sequence[str]:
+    """The labels of pooled weights: the first of each square."""
+    return labels if by == 1 else [f"{label} …" for label in labels[::by]]
+
+
+def _padded(labels: Sequence[str], count: int) -> list[str]:
+    """A label for each row or column: the tokens, and nothing for the padding."""
+    return [*labels[:count], *("" for _ in range(count - len(labels)))]
+
+
+def _of_text(reply: ModelReply, text: int) -> str:
+    return f", text {text}" if isinstance(reply.labels, list) else ""

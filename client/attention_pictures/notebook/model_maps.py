@@ -1,4 +1,4 @@
-"""What whole models answer, as a notebook shows it. B texts, H heads, T tokens."""
+"""Maps, tables and tokens of what whole models answer, as a notebook shows them. B texts, H heads, T tokens."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final

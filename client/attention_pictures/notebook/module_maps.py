@@ -1,4 +1,4 @@
-"""What modules and recordings answer: maps of weights, attributions, statistics and differences; costs as a table."""
+"""Maps of what modules and recordings answer: weights, attributions, statistics, differences; costs as a table."""
 
 from typing import Any, Final
 

@@ -1,7 +1,7 @@
 """Names, places and parts of the tensors of a recording.
 
 Names are ``{layer}.{tap}``, as in ``layers.0.weights``, ``encoder.2.hidden`` or ``decoder.1.cross.q``, and
-``{stack}.embeddings``.
+``{stack}.embeddings`` and ``{stack}.final``.
 """
 
 import math
@@ -16,6 +16,7 @@ RecordedStack = Literal["layers", "encoder", "decoder", "vision"]
 """The layers of a model with one stack, one of its two stacks, or the layers that see images beside a text."""
 AXES: Final[dict[str, tuple[str, ...]]] = {
     "embeddings": ("queries", "width"),
+    "final": ("queries", "width"),
     "hidden": ("queries", "width"),
     "q": ("heads", "queries", "width"),
     "k": ("heads", "keys", "width"),
@@ -29,7 +30,7 @@ AXES: Final[dict[str, tuple[str, ...]]] = {
     "output": ("queries", "width"),
 }
 """The dimensions of each kind of tensor."""
-_NAME: Final = re.compile(r"(layers|encoder|decoder|vision)\.(?:(embeddings)|(\d{1,4})(\.cross)?\.([a-z_]+))")
+_NAME: Final = re.compile(r"(layers|encoder|decoder|vision)\.(?:(embeddings|final)|(\d{1,4})(\.cross)?\.([a-z_]+))")
 
 
 class Place(NamedTuple):
@@ -37,14 +38,14 @@ class Place(NamedTuple):
 
     stack: RecordedStack
     number: int | None
-    """The layer's; None for the embeddings."""
+    """The layer's; None for the embeddings and the final state."""
     cross: bool
     kind: str
-    """A tap, ``hidden`` or ``embeddings``."""
+    """A tap, ``hidden``, ``embeddings`` or ``final``."""
 
     @property
     def layer(self) -> str:
-        """The name of the attention, as in ``decoder.0.cross``; the stack's for its embeddings."""
+        """The name of the attention, as in ``decoder.0.cross``; the stack's for its embeddings and final state."""
         return self.stack if self.number is None else f"{self.stack}.{self.number}{'.cross' if self.cross else ''}"
 
     @property
@@ -58,11 +59,12 @@ def place_of(name: str) -> Place | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    stack, embeddings, number, cross, kind = found.groups()
-    if embeddings:
-        return Place(stack, None, False, embeddings)  # type: ignore[arg-type]
+    stack, of_stack, number, cross, kind = found.groups()
+    if of_stack:
+        return Place(stack, None, False, of_stack)  # type: ignore[arg-type]
     place = Place(stack, int(number), cross is not None, kind)  # type: ignore[arg-type]
-    return place if kind in AXES and kind != "embeddings" and not (cross and kind == "hidden") else None
+    of_layer = kind in AXES and kind not in {"embeddings", "final"}
+    return place if of_layer and not (cross and kind == "hidden") else None
 
 
 class Sliceable(Protocol):

@@ -154,12 +154,13 @@ def layer_path(path: str, *, nested: bool = False) -> str | None:
     """Return the path of the layer that the module at this path is part of; None for one outside numbered layers.
 
     ``nested``: in lists of layers within others, as those of the stages of Swin, the innermost one; so too if the inner
-    list is called ``layers``, as that of RT-DETR's encoder.
+    list is called ``layers``, as that of RT-DETR's encoder. A list of attentions, as in each layer of LongCat-Flash, is
+    no list of layers.
     """
     prefix, number, role = _split(path)
     if nested or "layers" in role:
         parts = path.split(".")
-        last = max((at for at, part in enumerate(parts) if part.isdecimal()), default=None)
+        last = max((at for at, part in enumerate(parts[:-1]) if part.isdecimal()), default=None)
         return None if last is None else ".".join(parts[: last + 1])
     return None if number is None else ".".join((*prefix, str(number)))
 

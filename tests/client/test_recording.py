@@ -40,11 +40,12 @@ def test_a_recording_of_one_stack_is_what_transformers_returns(family, tokenizer
     assert [each.name for each in recording.attentions] == ["layers.0", "layers.1"]
     assert recording.attentions[1].heads == ["L1H0", "L1H1", "L1H2", "L1H3"]
     assert recording.facts.tokens == {"layers": TEXT.split()}
-    assert len(recording.tensors) == 2 * 2 + 1
+    norm = getattr(model, {"gpt2": "ln_f", "llama": "norm"}.get(family, ""), None)
+    assert len(recording.tensors) == 2 * 2 + 1 + (norm is not None)
     same(recording.read(tensor="layers.embeddings"), expected.hidden_states[0], HIDDEN)
     for layer in range(2):
         same(recording.weights(layer), expected.attentions[layer], WEIGHTS)
-        same(recording.hidden(layer), expected.hidden_states[layer + 1], HIDDEN)
+    states_are_before_the_norm(recording, "layers", expected.hidden_states, norm)
     facts = recording.facts
     assert (facts.text, facts.target) == (TEXT, None)
     assert {"transformers", "torch", "attention-service"} <= set(facts.versions)
@@ -67,10 +68,25 @@ def test_both_stacks_and_what_lies_between_them_are_recorded(family, target, tok
         same(recording.read(tensor=f"{stack}.embeddings"), states[0], HIDDEN)
         for layer, weights in enumerate(expected[f"{stack}_attentions"]):
             same(recording.weights(f"{stack}.{layer}"), weights, WEIGHTS)
-            same(recording.hidden(f"{stack}.{layer}"), states[layer + 1], HIDDEN)
+        norm = getattr(getattr(model, stack), "final_layer_norm", None)
+        states_are_before_the_norm(recording, stack, states, norm)
     for layer, weights in enumerate(expected.cross_attentions):
         same(recording.weights(f"decoder.{layer}.cross"), weights, WEIGHTS)
     assert recording.tokens("decoder.0.cross") == (recording.facts.tokens["decoder"], TEXT.split())
+
+
+def states_are_before_the_norm(recording, stack, states, norm):
+    """Those of transformers, whose last states the norm has made of the last layer's."""
+    *_, last = states
+    for layer, state in enumerate(states[1:-1]):
+        same(recording.hidden(f"{stack}.{layer}"), state, HIDDEN)
+    before = recording.hidden(f"{stack}.{len(states) - 2}")
+    if norm is None:
+        same(before, last, HIDDEN)
+        assert f"{stack}.final" not in recording.tensors
+    else:
+        same(norm(torch.tensor(before)).detach().numpy(), last, HIDDEN)
+        same(recording.read(tensor=f"{stack}.final"), last, HIDDEN)
 
 
 def same(array, tensor, tolerance):

@@ -71,7 +71,8 @@ def test_every_family_gives_the_same_recording_here_and_there(family, tokenizer,
     for name, expected in local.tensors.items():
         if family == "granite_swa" and name.endswith("weights"):
             continue  # transformers returns these weights without the share of the sinks
-        tolerance = 1e-5 if name.endswith("weights") else 3e-5  # errors of earlier layers add up
+        share = 1e-5 if name.endswith("weights") else 3e-5  # errors of earlier layers add up
+        tolerance = share * max(1, abs(expected).max())
         np.testing.assert_allclose(remote.tensors[name], expected, atol=tolerance, rtol=0, err_msg=name)
 
 

@@ -125,9 +125,9 @@ class Recording:
         return self.read(layer)
 
     def hidden(self, layer: str | int) -> Array:
-        """The hidden states after a layer, ``[Lq, d_model]``, as transformers returns them.
+        """The hidden states after a layer, ``[Lq, d_model]``, before the final norm.
 
-        The last are those after the model's final norm, if it has one.
+        ``read(tensor="layers.final")`` are those after the norm.
         """
         return self.read(layer, "hidden")
 

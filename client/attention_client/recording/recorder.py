@@ -58,15 +58,15 @@ def record(
     versions = {name: metadata.version(name) for name in ("attention-service", "transformers", "torch")}
     computed = "local"
     if client is None:
-        outputs, tensors = _run_here(model, inputs, taps)
+        states, tensors = _run_here(model, inputs, taps)
         if not tensors:
             raise InvalidRequest.at(
                 "model", f"{type(model).__name__} returns no weights with its eager attention; give a client"
             )
     else:
         versions["server"] = client.server.info().version
-        computed, outputs, tensors = _run_on_server(model, inputs, tokens, client, checkpoint, taps)
-    tensors |= _hidden_states(outputs)
+        computed, states, tensors = _run_on_server(model, inputs, tokens, client, checkpoint, taps)
+    tensors |= states
     facts = {
         "model": _model_id(model),
         "text": text,
@@ -81,18 +81,20 @@ def record(
     return Recording.of(file_of(facts, tensors))
 
 
-def _run_here(model: "PreTrainedModel", inputs: Mapping[str, Any], taps: Sequence[Tap]) -> tuple[Any, dict[str, Array]]:
-    """Run the model by its own eager attention. Return the outputs and the taps."""
+def _run_here(
+    model: "PreTrainedModel", inputs: Mapping[str, Any], taps: Sequence[Tap]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Run the model by its own eager attention. Return the hidden states and the taps."""
     from attention_client.transformers.attached import local_taps  # noqa: PLC0415 - imports torch
 
     if set(taps) <= {"weights"}:  # of every model that returns them, also of one without the attention interface
         with _eager(model):
-            outputs = run_model(model, inputs, output_attentions=True)
-        return outputs, dict(_local_weights(model, outputs))
+            outputs, states = run_model(model, inputs, output_attentions=True)
+        return states, dict(_local_weights(model, outputs))
     with local_taps(model) as found:
-        outputs = run_model(model, inputs)
+        _, states = run_model(model, inputs)
     chosen = {layer: {tap: each[tap] for tap in taps if tap in each} for layer, each in found.items()}
-    return outputs, dict(_named_taps(chosen))
+    return states, dict(_named_taps(chosen))
 
 
 def _run_on_server(
@@ -102,8 +104,8 @@ def _run_on_server(
     client: "Client",
     checkpoint: str | None,
     taps: Sequence[Tap],
-) -> tuple[str, Any, dict[str, Array]]:
-    """Run the model with its attention on the server. Return the kind of attention, the outputs and the taps."""
+) -> tuple[str, dict[str, Array], dict[str, Array]]:
+    """Run the model with its attention on the server. Return the kind of attention, the hidden states and the taps."""
     from attention_client.recording.served_modules import NotServedError, serve  # noqa: PLC0415 - imports torch
     from attention_client.transformers import attach  # noqa: PLC0415
 
@@ -111,13 +113,13 @@ def _run_on_server(
         lengths = {len(labels) for labels in tokens.values()}
         try:
             with serve(model, client, checkpoint, taps, lengths) as served:
-                outputs = run_model(model, inputs)
-                return "modules", outputs, dict(served.tensors())
+                _, states = run_model(model, inputs)
+                return "modules", states, dict(served.tensors())
         except NotServedError as reason:
             _log.info("attention runs as raw q, k and v: %s", reason)
     with attach(model, client, record=taps) as attached:
-        outputs = run_model(model, inputs)
-    return "raw", outputs, dict(_named_taps(attached.recorded))
+        _, states = run_model(model, inputs)
+    return "raw", states, dict(_named_taps(attached.recorded))
 
 
 def check_taps(taps: Sequence[str], remote: bool) -> None:
@@ -156,15 +158,18 @@ def _labels(tokenizer: "PreTrainedTokenizerBase", ids: Any) -> list[str]:
     return [str(token) for token in tokenizer.convert_ids_to_tokens(ids[0].tolist())]
 
 
-def run_model(model: "PreTrainedModel", inputs: Mapping[str, Any], **options: Any) -> Any:
-    """Run the model once without dropout and gradients, and return its outputs with the hidden states."""
+def run_model(model: "PreTrainedModel", inputs: Mapping[str, Any], **options: Any) -> tuple[Any, dict[str, Array]]:
+    """Run the model once without dropout and gradients. Return its outputs, and the hidden states by their names."""
     import torch  # noqa: PLC0415 - the extra transformers brings it
 
-    training = model.training
+    from attention_client.recording.hidden_states import LayerCalls  # noqa: PLC0415 - imports torch
+
+    training, calls = model.training, LayerCalls()
     model.train(False)
     try:
-        with torch.no_grad():
-            return model(**inputs, output_hidden_states=True, return_dict=True, **options)
+        with torch.no_grad(), calls.noting(model):
+            outputs = model(**inputs, output_hidden_states=True, return_dict=True, **options)
+        return outputs, dict(calls.named(outputs))
     finally:
         model.train(training)
 
@@ -213,16 +218,6 @@ def _named_taps(recorded: Mapping[Any, Mapping[Any, Array]]) -> Named:
             yield (f"{name}.{tap}" if place_of(f"{name}.{tap}") else f"layers.{count}.{tap}"), array[0]
 
 
-def _hidden_states(outputs: Any) -> dict[str, Array]:
-    stacks = {"hidden_states": "layers", "encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder"}
-    found = {}
-    for field, stack in stacks.items():
-        states: Iterable[Any] = getattr(outputs, field, None) or ()
-        for number, hidden in enumerate(states):
-            found[f"{stack}.embeddings" if number == 0 else f"{stack}.{number - 1}.hidden"] = _first(hidden)
-    return found
-
-
 def _first(tensor: Any) -> Array:
     """The only sequence of a batch, with memory of its own."""
     return np.array(as_array(tensor)[0])
@@ -233,7 +228,7 @@ def _attentions(tensors: Mapping[str, Array], num_heads: int) -> list[dict[str, 
     heads: dict[str, tuple[Any, int]] = {}
     for name, array in tensors.items():
         place = place_of(name)
-        if place is None or place.kind in {"hidden", "embeddings"}:
+        if place is None or place.kind in {"hidden", "embeddings", "final"}:
             continue
         counted = num_heads if place.kind in {"k", "v"} else len(array)
         known = heads.get(place.layer)

@@ -189,7 +189,7 @@ class ModelGradientsRequest(ModelInput):
     the last position."""
     wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
     """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
-    layer: ``hidden``, the input of each layer, and the taps of its attention."""
+    layer: ``hidden``, the state after the layer, before the final norm, and the taps of its attention."""
     select: Select | None = None
     """The heads and queries of the returned gradients of taps."""
     by_head: bool = True
@@ -266,8 +266,8 @@ class LayerTaps(Taps):
     """``[B, Lq, Lk]``: true for a key that the query may look at: the masks allow it, and the choice keeps it. The
     weight of another key is 0 since it was not looked at."""
     hidden: IfRequested[FloatArray] = ABSENT
-    """``[B, L, d_model]``: the output of the layer that has this attention; ``[B, L, streams, d_model]`` with
-    hyper-connections."""
+    """``[B, L, d_model]``: the state after the layer that has this attention, before the final norm;
+    ``[B, L, streams, d_model]`` with hyper-connections."""
 
 
 class ModelForwardReply(ModelReply):

@@ -1,8 +1,9 @@
 """Recordings of what a model computed for a text. Hidden states, weights and taps of every layer, with their labels.
 
 A recording is a safetensors file. Its tensors are named ``{layer}.{tap}``, as in ``layers.0.weights``,
-``encoder.2.hidden`` or ``decoder.1.cross.q``; ``{stack}.embeddings`` is the input of the first layer. The metadata
-entry ``recording`` holds all else as JSON text.
+``encoder.2.hidden`` or ``decoder.1.cross.q``. ``hidden`` is the state after the layer, before the final norm;
+``{stack}.embeddings`` is the input of the first layer, and ``{stack}.final`` the state after the final norm. The
+metadata entry ``recording`` holds all else as JSON text.
 
 Shapes, with H heads (of ``k`` and ``v``: key/value heads), Lq queries and Lk keys: ``weights [H, Lq, Lk]``,
 ``hidden [Lq, d_model]``; the other taps as in ``attention``, without the batch.
@@ -213,7 +214,7 @@ class RecordingSummary(WireModel):
     heads: int
     """The most heads of an attention."""
     taps: list[str]
-    """The kinds of its tensors: taps, ``hidden`` and ``embeddings``."""
+    """The kinds of its tensors: taps, ``hidden``, ``embeddings`` and ``final``."""
     bytes: int
 
 

@@ -1,6 +1,6 @@
 """Differentiable runs of a model: L, and the tensors that it is differentiated by, as nodes of one graph."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -17,12 +17,11 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import turns_of
 from attention_service.models.passes.layer_states import LayerStates
-from attention_service.models.passes.module_hooks import State, after, before, on_turn, turned
+from attention_service.models.passes.module_hooks import State, after, on_turn, one_by_one
 from attention_transformers.model_layers import LayerKey
 
 STATES: Final = frozenset({"hidden", "output"})
-"""Named states around an attention, of which hooks take hold."""
-Hook = Callable[[nn.Module, State], Callable[[], None]]
+"""The states after a layer, and the output of its attention, which hooks take hold of."""
 Point = tuple[LayerKey | None, str]
 """A layer and the name of something in it; no layer for the embeddings."""
 EMBEDDINGS: Final[Point] = (None, "embeddings")
@@ -114,20 +113,16 @@ class GraphRuns:
         self, at: dict[Point, Tensor], shifts: "Mapping[Point, Tensor]", scales: Sequence[float] | None
     ) -> Iterator[None]:
         """Take hold of the embeddings and of the states of layers, as nodes of the graph, until the block ends."""
-        changes: dict[tuple[Hook, nn.Module], dict[int, State]] = {}
-        time_first: set[nn.Module] = set()
-        modules: dict[str, tuple[Hook, str]] = {"hidden": (before, "layer"), "output": (after, "module")}
+        changes: dict[nn.Module, dict[int, list[State]]] = {}
         for place in self._checked.places:
             for name in self._states:
-                hook, attribute = modules[name]
-                turns = changes.setdefault((hook, getattr(place, attribute)), {})
-                first = turns.get(place.turn)
-                turns[place.turn] = _held(at, (place.key, name), shifts, first)
-                time_first |= {getattr(place, attribute)} if place.time_first else set()
+                module = place.layer if name == "hidden" else place.module
+                change = place.batch_first(_held(at, (place.key, name), shifts))
+                changes.setdefault(module, {}).setdefault(place.turn, []).append(change)
         with ExitStack() as stack:
-            for (hook, module), turns in changes.items():
-                change = on_turn(turns, turns_of(module, self._loaded.all_places))
-                stack.callback(hook(module, turned(change) if module in time_first else change))
+            for module, turns in changes.items():
+                each = {turn: one_by_one(several) for turn, several in turns.items()}
+                stack.callback(after(module, on_turn(each, turns_of(module, self._loaded.all_places))))
 
             def embed(state: Tensor) -> Tensor | None:
                 if EMBEDDINGS in at:  # the decoder's, by the same table
@@ -160,12 +155,10 @@ def _scaled(state: Tensor, scales: Sequence[float]) -> Tensor:
     return (state.to(wide) * by_text.view(-1, *(1 for _ in state.shape[1:]))).to(state.dtype)
 
 
-def _held(at: dict[Point, Tensor], point: Point, shifts: "Mapping[Point, Tensor]", first: State | None) -> State:
-    """Keep a state as a node of the graph of its own; ``first``: what another layer does with the same state."""
+def _held(at: dict[Point, Tensor], point: Point, shifts: "Mapping[Point, Tensor]") -> State:
+    """Keep a state as a node of the graph of its own."""
 
     def change(state: Tensor) -> Tensor:
-        earlier = None if first is None else first(state)
-        state = state if earlier is None else earlier
         if point in shifts:
             state = shifts[point]
         at[point] = state.view_as(state) if state.requires_grad else state.detach().requires_grad_()

@@ -54,6 +54,8 @@ MEDIA: Final = frozenset({VISION, AUDIO})
 TokensOf = Literal["text", "target", "media", "target and text"] | None
 """The tokens that queries or keys stand for; None for others."""
 BOTH: Final = "target and text"
+_STATES: Final = frozenset({"output", "hidden"})
+"""The states around an attention."""
 _SCORES: Final = frozenset({"scores", "capped_scores", "masked_scores"})
 _EVERY_TAP: Final[tuple[LayerTap, ...]] = tuple(tap for each in get_args(LayerTap) for tap in get_args(each))
 
@@ -66,7 +68,7 @@ class AttentionPlace:
     module: nn.Module
     """The module that attends: what it returns is the tap ``output``."""
     layer: nn.Module
-    """The layer that it belongs to: what that returns are the hidden states."""
+    """The layer that it belongs to: what that returns are the hidden states. The module itself if it is in none."""
     first_layer: nn.Module
     """Layer 0 of the same stack."""
     turn: int
@@ -188,6 +190,8 @@ class AttentionPlace:
         """The reason for which this attention does not answer for a tap; None if it does."""
         if tap in MODULE_TAPS:
             return None if tap in self.beside.names else self._lacks(tap)
+        if tap == "hidden" and self.layer is self.module:
+            return "it is no part of a layer whose states are seen, so hidden, the state after a layer, is not told"
         if self.taps is None or tap in self.taps:
             return None
         if self.mixes != "attention":
@@ -324,11 +328,6 @@ def _short(key: LayerKey, stack: str | None) -> LayerKey:
     return number if stack is None else f"{stack}.{number}"
 
 
-def _states_of(module: nn.Module, layer: nn.Module) -> set[str]:
-    """The states around an attention that are seen: what a layer returns is another's than its attention's."""
-    return {"output"} if layer is module else {"output", "hidden"}
-
-
 def find_places(
     model: PreTrainedModel,
     attention: Attention,
@@ -381,7 +380,7 @@ def find_places(
             raw.spec,
             torch_dtype_name(raw.query.dtype),
             shape[-1],
-            taps if taps is None or not (stated or time_first) else taps | _states_of(one.module, layer),
+            taps if taps is None or not (stated or time_first) else taps | _STATES,
             time_first,
             calls=attention.calls_of(one.module),
             beside=attention.taps_beside(one.module),

@@ -12,7 +12,7 @@ from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.tensors import to_numpy
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 from attention_service.models.passes.attention_places import AttentionPlace, stack_of, turns_of
-from attention_service.models.passes.module_hooks import State, after, before, on_turn
+from attention_service.models.passes.module_hooks import State, after, before, on_turn, one_by_one
 from attention_service.runtime.operations import compute
 from attention_transformers.model_layers import LayerKey
 
@@ -50,7 +50,7 @@ class LayerStates:
                 )
         with ExitStack() as stack:
             for module in dict.fromkeys(module for module, _ in changes):
-                own = {turn: _one_by_one(several) for (each, turn), several in changes.items() if each is module}
+                own = {turn: one_by_one(several) for (each, turn), several in changes.items() if each is module}
                 stack.callback(after(module, on_turn(own, turns_of(module, self._places))))
             for name, place in self._first_places().items() if hidden else ():
                 first, layer = {0: place.batch_first(_kept(self.inputs, name))}, place.first_layer
@@ -80,16 +80,5 @@ def _edited(edits: Sequence[Edit], texts: OwnTexts) -> State:
 def _kept(found: dict[Any, Array], key: Any) -> State:
     def change(state: Tensor) -> None:
         found[key] = to_numpy(state.detach().to("cpu", copy=True))
-
-    return change
-
-
-def _one_by_one(changes: Sequence[State]) -> State:
-    def change(state: Tensor) -> Tensor | None:
-        new: Tensor | None = None
-        for each in changes:
-            changed = each(state if new is None else new)
-            new = new if changed is None else changed
-        return new
 
     return change

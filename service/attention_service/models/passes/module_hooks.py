@@ -1,6 +1,6 @@
 """Hooks that read or replace the states that go through a module of a model, and modes within which it runs."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -77,6 +77,19 @@ def with_channels_last(change: State) -> State:
         return None if found is None else found.permute(0, 3, 1, 2)
 
     return changed
+
+
+def one_by_one(changes: Sequence[State]) -> State:
+    """Make several changes, each of what the one before has made."""
+
+    def change(state: Tensor) -> Tensor | None:
+        new: Tensor | None = None
+        for each in changes:
+            changed = each(state if new is None else new)
+            new = new if changed is None else changed
+        return new
+
+    return change
 
 
 def on_turn(changes: Mapping[int, State], turns: int) -> State:

@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     file.write(authority + end)
     file.flush()
     os.environ["SSL_CERT_FILE"] = file.name
+    os.environ["ATTENTION_AUTOSTART"] = "false"  # no command of a test starts a server for want of one
     os.environ["ATTENTION_SPARE_MODEL_PROCESS"] = "false"  # five seconds of a processor in each server of a test
 
 

@@ -22,7 +22,8 @@ unit (`512MiB`, `8GB`). `make serve` passes variables and `ARGS`, as in `make se
 """
 TAIL = """
 The client and the `attention` command read two variables: `ATTENTION_URL`, the address of the server, and
-`ATTENTION_API_KEY`, a key of the server ([security.md](security.md)).
+`ATTENTION_API_KEY`, a key of the server ([security.md](security.md)). With `ATTENTION_AUTOSTART=false`, the command
+starts [no server in the background](cli.md#without-a-server).
 """
 
 

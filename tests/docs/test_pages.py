@@ -28,7 +28,8 @@ SERVICES = set(
 ) | {"proxy"}
 """Those of docker-compose.yml, and the one of deploy/scale/compose.yml."""
 STAGES = set(re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
-VARIABLES = {f"ATTENTION_{name.upper()}" for name in Settings.model_fields} | {"ATTENTION_URL", "ATTENTION_API_KEY"}
+OF_CLIENT = {"ATTENTION_URL", "ATTENTION_API_KEY", "ATTENTION_AUTOSTART"}
+VARIABLES = {f"ATTENTION_{name.upper()}" for name in Settings.model_fields} | OF_CLIENT
 FLAGS = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--help"}
 COMPOSE_COMMANDS = {"up", "down", "logs", "ps", "build"}
 
@@ -173,7 +174,7 @@ def test_every_dependency_has_its_reason():
 
 
 def test_every_setting_can_be_set_by_env_file_and_compose():
-    settings = VARIABLES - {"ATTENTION_URL", "ATTENTION_API_KEY"}
+    settings = VARIABLES - OF_CLIENT
     example = (ROOT / ".env.example").read_text()
     assert set(re.findall(r"^#(ATTENTION_\w+)=", example, re.MULTILINE)) == settings
     assert set(re.findall(r"^    (ATTENTION_\w+):", COMPOSE, re.MULTILINE)) == settings

@@ -111,6 +111,8 @@ PANELS: Final = {
     },
     "Run and measure a server": {
         "serve": Entry(EXTENSION, "Start the server (its own options: attention serve --help)."),
+        "open": Entry("commands.server_commands:open_page", "Open the page of the server in a browser."),
+        "stop": Entry("commands.server_commands:stop", "End the server that a command has started in the background."),
         "keys": Entry(EXTENSION, "Create, list and revoke the API keys of the server on this machine."),
         "info": Entry(REQUEST, "Version, device, dtypes and limits."),
         "variants": Entry(REQUEST, "Every registered score, mask, position, normalizer, method and kernel."),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import httpx
 
     from attention_client.async_client import AsyncClient
+    from attention_client.cli.reached_server import Reached
     from attention_client.client import Client
 
 _UNUSED: Final = ("httpx._main", "h2")
@@ -31,12 +32,25 @@ class Invocation:
     retries: int | None = None
     transport: "httpx.BaseTransport | None" = None
 
+    def reached(self) -> "Reached":
+        """Return the server, which is started in the background if none is named and none is there.
+
+        A server that is named may come up while its call is repeated, if ``retries`` says so. Raises ConnectionFailed
+        and ServerNotStarted.
+        """
+        from attention_client.cli import reached_server  # noqa: PLC0415 - --help and --version ask no server
+
+        if self.transport is not None or (self.url is not None and self.retries is not None):
+            return reached_server.Reached(self.url)
+        return reached_server.unnamed() if self.url is None else reached_server.named(self.url)
+
     def client(self) -> "Client":
-        """Make a client of that server."""
+        """Make a client of that server. Raises what ``reached`` does."""
         from attention_client.client import Client  # noqa: PLC0415 - --help and --version need none
 
         try:
-            return Client(self.url, timeout=self.timeout, retries=self.retries, transport=self.transport)
+            url, key = self.reached()
+            return Client(url, timeout=self.timeout, retries=self.retries, transport=self.transport, api_key=key)
         except ValueError as fault:
             raise typer.BadParameter(str(fault)) from None
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,11 +19,13 @@ class Listed(TyperCommand):
     def __init__(self, name: str, summary: str, panel: str | None, make: Callable[[], Any]) -> None:
         super().__init__(name, help=summary, rich_help_panel=panel)
         self._make = make
+        self.takes_url = False
+        """True for a command of a group that takes ``--url`` behind it."""
 
     @cached_property
     def command(self) -> Any:
         """The command itself."""
-        return self._make()
+        return _taking_url(self._make()) if self.takes_url else self._make()
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Make the context of the command itself, which takes the place of this one."""
@@ -82,6 +84,33 @@ def _made(name: str, entry: Entry) -> Any:
     module, _, attribute = entry.place.partition(":")
     code = import_module(f"{CODE}{module}")
     if entry.place == REQUEST:
-        return command_of(name, code.COMMANDS[name].command())
+        return _taking_url(command_of(name, code.COMMANDS[name].command()))
     found = getattr(code, attribute)
-    return get_command(found) if isinstance(found, typer.Typer) else command_of(name, found)
+    return _taking_url(get_command(found) if isinstance(found, typer.Typer) else command_of(name, found))
+
+
+def _taking_url(command: Any) -> Any:
+    """Let a command, and those of a group, take ``--url`` behind them too."""
+    command.params.append(command_of("url", _url_alone).params[0])
+    for each in getattr(command, "commands", {}).values():
+        if isinstance(each, Listed):
+            each.takes_url = True
+        else:
+            _taking_url(each)
+    return command
+
+
+def _name_server(ctx: typer.Context, url: str | None) -> None:
+    if url is not None:
+        ctx.obj.url = url
+
+
+def _url_alone(
+    server_url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", callback=_name_server, expose_value=False, help="Address of the server, as before the command."
+        ),
+    ] = None,
+) -> None:
+    """Take the option that every command has beside its own."""

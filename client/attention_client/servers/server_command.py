@@ -26,8 +26,9 @@ CHOSEN: Final[Mapping[str, object]] = {
 }
 """Settings of every started server, whatever the environment says. Port, key, parent and idle time are set beside."""
 _SET_BESIDE: Final = frozenset({"port", "key_hash", "parent_pid", "idle_exit_s"})
-DEFAULTS: Final[Mapping[str, object]] = {"log_level": "warning", "drain_seconds": 1}
-"""Settings that are other than those of ``attention serve`` unless they are given."""
+DEFAULTS: Final[Mapping[str, object]] = {"log_level": "warning", "drain_seconds": 1, "hub": True}
+"""Settings that differ from those of ``attention serve`` unless they are given, by name or by their variable: the only
+caller is who started the server."""
 
 
 def lack() -> str | None:

@@ -32,7 +32,8 @@ class StartedServer:
     def __init__(self, settings: Mapping[str, object], log: IO[bytes], kept_open: Collection[int] = ()) -> None:
         """Start it. It writes to ``log``, and holds the files ``kept_open``."""
         self.key = f"attn_{secrets.token_urlsafe(32)}"
-        self._settings = {**DEFAULTS, **settings, **CHOSEN, "key_hash": sha256(self.key.encode()).hexdigest()}
+        unset = {name: value for name, value in DEFAULTS.items() if not os.environ.get(f"ATTENTION_{name.upper()}")}
+        self._settings = {**unset, **settings, **CHOSEN, "key_hash": sha256(self.key.encode()).hexdigest()}
         self._log = log
         self._kept_open = kept_open
         self._start()
@@ -56,10 +57,13 @@ class StartedServer:
         """Its address."""
         return f"http://{HOST}:{self.port}"
 
-    def wait(self, say: Callable[[str], None]) -> None:
-        """Wait until it answers, and tell ``say`` of it. Raises ServerNotStarted with its last lines if it ends."""
+    def wait(self, say: Callable[[str], None], about: str = "") -> None:
+        """Wait until it answers, and tell ``say`` of it in one line, with something ``about`` it.
+
+        Raises ServerNotStarted with its last lines if it ends.
+        """
         began = time.monotonic()
-        say(f"starting a server on {self.url} … ")
+        say(f"starting a server on {self.url}{about} … ")
         try:
             self._wait_until(began + _START_S)
         except BaseException:
@@ -85,6 +89,10 @@ class StartedServer:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         return "\n".join(lines[-_LAST_LINES:]) or "(it has written nothing)"
+
+    def leave(self) -> None:
+        """Let it outlive this program."""
+        self.process.returncode = 0  # nobody waits for it
 
     def end(self) -> None:
         """End it, and wait until it has ended."""

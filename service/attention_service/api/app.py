@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
@@ -138,10 +138,7 @@ def create_app(
     app.add_api_route(
         "/metrics", metrics.page, name="metrics", operation_id="metrics", response_class=_PlainText, **server
     )
-    app.add_api_route("/", _page, name="page", operation_id="page", response_class=_Html, **server)
-    # The page reads recordings by ranges, which are of the bytes as they lie in the file.
-    app.mount("/web/recordings", StaticFiles(directory=_WEB / "recordings"), name="web")
-    app.mount("/web", GZipMiddleware(StaticFiles(directory=_WEB)), name="web")
+    _add_page(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     require_scopes(app.routes)
     app.add_middleware(
@@ -151,6 +148,15 @@ def create_app(
     app.add_middleware(Observe, requests=requests, settings=settings, sends_request_id=sends_request_id)
     problems.install(app)
     return app
+
+
+def _add_page(app: FastAPI) -> None:
+    """Add the built-in page, its files, and the way to it."""
+    app.add_api_route("/", _page, name="page", operation_id="page", response_class=_Html, tags=["server"])
+    app.add_route("/open", _without_credentials, name="open", include_in_schema=False)
+    # The page reads recordings by ranges, which are of the bytes as they lie in the file.
+    app.mount("/web/recordings", StaticFiles(directory=_WEB / "recordings"), name="web")
+    app.mount("/web", GZipMiddleware(StaticFiles(directory=_WEB)), name="web")
 
 
 def _add_optional_doors(app: FastAPI, settings: Settings) -> Callable[[], AbstractAsyncContextManager[None]]:
@@ -221,6 +227,11 @@ async def _preload(engine: Engine, names: Sequence[str]) -> None:
             await engine.models.load(LoadModel(checkpoint=name))
         except AttentionError as fault:
             log.warning("a model was not loaded", model=name, reason=fault.detail)
+
+
+async def _without_credentials(request: Request) -> RedirectResponse:
+    """Lead a browser from an address with the key to the page: a page whose address has a key may send no requests."""
+    return RedirectResponse(request.base_url)
 
 
 async def _page(_: Request) -> FileResponse:

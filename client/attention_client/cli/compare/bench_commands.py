@@ -143,7 +143,9 @@ async def _all_levels(
     invocation: Invocation, load: Load, fields: Fields, begin: Callable[[int], None], done: Callable[[], None]
 ) -> list[dict[str, Any]]:
     found = []
-    async with AsyncClient(invocation.url, timeout=invocation.timeout, retries=0, media_type=load.media_type) as client:
+    url, key = invocation.reached()
+    patience = invocation.timeout
+    async with AsyncClient(url, timeout=patience, retries=0, media_type=load.media_type, api_key=key) as client:
         await client.server.info()  # a server that is not there is one error, not one for each request
         once = partial(send, client, load.operation, load.module, fields)
         for level in load.concurrency:

@@ -34,6 +34,7 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType(
     | dict.fromkeys(
         (
             "page",
+            "open",
             "web",
             "openapi",
             "custom_swagger_ui_html",

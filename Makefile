@@ -116,7 +116,7 @@ findings: ## Run every finding about other libraries (needs a network; not part 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)
 
-fuzz: $(VENV)/.dev ## Fuzz every reader of input with a million inputs, and 20,000 whole requests (ARGS="--inputs 20000" for fewer)
+fuzz: $(VENV)/.dev ## Fuzz every reader of input with a million inputs, 20,000 whole requests and 6,000 damaged folders (ARGS="--inputs 20000" for fewer)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
 
 soak: $(VENV)/.dev ## Do everything at once for 15 minutes and look for growth and leaks (MINUTES=1 for less)

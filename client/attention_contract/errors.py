@@ -94,7 +94,7 @@ class AttentionError(Exception):
     def __init__(
         self, detail: str, /, *, param: str | None = None, request_id: str | None = None, **facts: Any
     ) -> None:
-        detail = detail if len(detail) <= _MAX_DETAIL else f"{detail[:_MAX_DETAIL]}…"
+        detail = detail if len(detail) <= _MAX_DETAIL else f"{detail[: _MAX_DETAIL - 1]}…"
         super().__init__(detail)
         self.detail = detail
         self.param = param if param is None else param[:_MAX_PARAM]

@@ -1,4 +1,4 @@
-"""Fuzz every reader with atheris, then whole requests: ``python -m tests.fuzz --inputs 1000000 --requests 20000``.
+"""Fuzz every reader with atheris, then whole requests and damaged folders: ``python -m tests.fuzz --inputs 1000000``.
 
 Exits with 1 if one of them has a fault. Each target of atheris runs in a process of its own, with coverage of the
 contract and of the readers of bodies. Inputs that cover something new are kept in ``.cache/fuzz`` for the next run, and
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.fuzz.folder_walk import FolderOutcome
     from tests.fuzz.request_walk import Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ SHARES = {
 }  # fmt: skip
 """Percent of all inputs, for each target."""
 _SHOWN = 5
-"""Faults of whole requests that are printed."""
+"""Faults of a walk that are printed."""
 SECONDS, MEBIBYTES, LONGEST = 5, 2048, 4096
 """Limits of libFuzzer: seconds for one input, resident memory of the process, bytes of an input."""
 KNOWN = '"query" "spec" "masks" "name" "dtype" "shape" "data" "base64" "data_offsets" "__metadata__" "request" "F32"'
@@ -42,6 +43,8 @@ def main() -> int:
         from tests.fuzz.request_walk import walk_situations  # not before atheris instruments what it fuzzes
 
         return _say(walk_situations(options.seed, range(options.situation, options.situation + 1)))
+    if options.form is not None:
+        return int(_walk_folders(options.folders, options.loads, options.seed, [options.form]))
     print("| target | inputs | accepted | seconds | inputs/s | result |\n|---|---:|---:|---:|---:|---|")
     total, faults, started = 0, 0, time.monotonic()
     for target, share in SHARES.items():
@@ -49,8 +52,9 @@ def main() -> int:
         fault = _run(target, inputs, options.seed)
         total, faults = total + inputs, faults + fault
     faults += _walk(options.requests, options.seed)
+    faults += _walk_folders(options.folders, options.loads, options.seed)
     seconds = time.monotonic() - started
-    total += options.requests
+    total += options.requests + options.folders + options.loads
     print(f"| all | {total:,} | | {seconds:.0f} | {total / seconds:,.0f} | {faults} faults |")
     return min(faults, 1)
 
@@ -61,6 +65,9 @@ def _options() -> argparse.Namespace:
     made.add_argument(
         "--requests", type=int, default=20_000, help="whole requests through an engine, beside the inputs"
     )
+    made.add_argument("--folders", type=int, default=6_000, help="damaged folders whose files are read")
+    made.add_argument("--loads", type=int, default=300, help="damaged folders that are loaded whole")
+    made.add_argument("--form", help="damage folders of this form alone, as in 'gguf llama'")
     made.add_argument("--situation", type=int, help="send the requests of this situation alone, in this process")
     made.add_argument("--target", help="fuzz this target alone, in this process")
     made.add_argument("--seed", type=int, default=1)
@@ -80,8 +87,25 @@ def _walk(requests: int, seed: int) -> bool:
     return bool(_say(outcome))
 
 
-def _say(outcome: "Outcome") -> int:
-    """Print the counts and the faults of whole requests. Returns the exit status."""
+def _walk_folders(folders: int, loads: int, seed: int, forms: list[str] | None = None) -> bool:
+    """Read damaged folders, load some, and print their rows. Returns True if there is a fault."""
+    from tests.fuzz.folder_forms import FORMS
+    from tests.fuzz.folder_walk import ask_readers, walk_folders
+    from tests.fuzz.load_walk import ask_loaded
+
+    faulty = False
+    for name, ask, count in (("damaged folders", ask_readers, folders), ("damaged loads", ask_loaded, loads)):
+        started = time.monotonic()
+        outcome = walk_folders(ask, count, seed, forms or list(FORMS))
+        seconds, answered = time.monotonic() - started, outcome.counts["answered"]
+        result = f"{len(outcome.faults)} faults" if outcome.faults else "sound"
+        print(f"| {name} | {count:,} | {answered:,} | {seconds:.0f} | {count / seconds:,.0f} | {result} |", flush=True)
+        faulty |= bool(_say(outcome))
+    return faulty
+
+
+def _say(outcome: "Outcome | FolderOutcome") -> int:
+    """Print the counts and the faults of a walk. Returns the exit status."""
     sys.stderr.write(", ".join(f"{name}: {count:,}" for name, count in sorted(outcome.counts.items())) + "\n")
     for fault in outcome.faults[:_SHOWN]:
         sys.stderr.write(fault[-4000:] + "\n")

@@ -1,6 +1,5 @@
 """Facts of a checkpoint by its files alone: the inputs of its model, and the reason for which it is refused."""
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from attention_service.modules.checkpoints.attention_blocks import blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import MAIN_INDEX, OUTSIDE, SINGLE, open_checkpoint
 from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.import_plan import missing_fields
+from attention_service.modules.checkpoints.json_objects import UnreadableJson, json_object
 from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
 from attention_service.modules.store_files import read_regular
 
@@ -85,7 +85,8 @@ def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None, *,
     found: list[Input] = ["text"] if has_tokenizer(folder) else []
     if prepares or any(_IMAGE_ENTRIES.search(_beginning(folder / name)) for name in _PROCESSORS):
         found.append("images")
-    if config.get("model_type") in PAIRS and not classifies:
+    kind = _type_of(config)
+    if kind in PAIRS and not classifies:
         return found
     # Of an encoder of texts beside one of images that are no pair here, the half that reads images is loaded.
     generates = head is not None and head.predicts == "next"
@@ -95,13 +96,18 @@ def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None, *,
     if "text" in found:
         found += ["text_pair"] if classifies else []
         says = b'"chat_template"' in _beginning(folder / "tokenizer_config.json")  # as older checkpoints do
-        kind = config.get("model_type")
         written = kind == "voxtral" and _has(folder, *_PROCESSORS)  # here
         writes = says or written or _has(folder, *TEMPLATES, "additional_chat_templates")
         found += ["messages"] if writes else []
         found += pairs
         found += ["audio"] if kind in HEARD_IN_TEXTS and _hears(folder) else []
     return found
+
+
+def _type_of(config: Mapping[str, Any]) -> str:
+    """The entry model_type; empty where it is no text."""
+    kind = config.get("model_type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _hears(folder: Path) -> bool:
@@ -131,10 +137,10 @@ def is_taken_for_model(folder: Path) -> bool:
     if not config.is_file():
         return folder.is_dir() and any(folder.glob(f"*{GGUF}"))
     try:
-        entries = json.loads(_beginning(config))
-    except (ValueError, RecursionError):
+        entries = json_object(_beginning(config))
+    except UnreadableJson:
         return True  # which is told when it is opened
-    return not isinstance(entries, dict) or not {"model_type", "architectures", "architecture"}.isdisjoint(entries)
+    return not {"model_type", "architectures", "architecture"}.isdisjoint(entries)
 
 
 def lack_of_config(folder: Path) -> str:
@@ -148,9 +154,9 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
 
     ``tensors``: their names.
     """
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        return "its config.json has no model_type, by which transformers chooses the class"
+    kind = _type_of(config)
+    if not kind:
+        return "its config.json has no model_type that is a text, by which transformers chooses the class"
     return (
         _unknown_type(kind, config)
         or _unread(kind, config)
@@ -220,7 +226,7 @@ def _reads(config: Mapping[str, Any]) -> str | None:
     named = config.get("architectures")
     if isinstance(named, list) and str(next(iter(named), "")).endswith("ForTextToText"):
         return None
-    return READS.get(str(config.get("model_type")))
+    return READS.get(_type_of(config))
 
 
 def _quantized(config: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,8 @@ Unit = Literal["token", "input", "span", "choice", "object"]
 """The part of an input that has one prediction: each token; the whole; each token as the first or last of an answer;
 several texts, of which one is chosen; each object that a detector looks for in an image."""
 
+_INDEX_DIGITS: Final = 9
+"""The most digits of the number of a class."""
 LISTED_CLASSES: Final = 1000
 """Classes that the description of a model names."""
 LISTED_TENSORS: Final = 100
@@ -72,6 +74,11 @@ def head_kind(name: str) -> HeadKind | None:
     return _OF_OBJECTS.get(name) or next(ends, None)
 
 
+def index_of(key: str) -> int | None:
+    """The number that a key of a table of classes stands for; None for any other text."""
+    return int(key) if key.isascii() and key.isdecimal() and len(key) <= _INDEX_DIGITS else None
+
+
 def class_names(kind: HeadKind | None, id2label: Any) -> tuple[str, ...]:
     """The names of the classes of a head, by the entry of its config; none if it chooses one of several texts."""
     if kind is None or kind.predicts != "class" or kind.unit == "choice":
@@ -80,6 +87,6 @@ def class_names(kind: HeadKind | None, id2label: Any) -> tuple[str, ...]:
         return ("start", "end")
     names: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # which transformers takes and does not write
     if isinstance(id2label, Mapping):
-        numbered = {int(each): str(name) for each, name in id2label.items() if str(each).isdecimal()}
+        numbered = {at: str(name) for each, name in id2label.items() if (at := index_of(str(each))) is not None}
         names = tuple(numbered[each] for each in sorted(numbered))
     return (*names, NO_OBJECT) if kind.unit == "object" and kind.exclusive else names

@@ -157,7 +157,7 @@ REFUSED = {
     "further tokens": ("qwen3moe", {"nextn_predict_layers": 1}, "layers that predict further tokens"),
     "bases of gemma 2": ("gemma2", {"rope.freq_base_swa": 5.0}, "has one base"),
     "a text": ("llama", {"attention.head_count": "four"}, "attention.head_count is no number"),
-    "no layers": ("llama", {"block_count": 0}, "block_count is 0; expected a whole number above zero"),
+    "no layers": ("llama", {"block_count": 0}, "block_count is 0; expected a whole number of at least 1"),
     "an older layout": ("falcon-40b", {"tensor_data_layout": "reference"}, "tensor_data_layout"),
     "widths of bloom": ("bloom", {"feed_forward_length": 48}, "BLOOM has 4 times its width"),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from attention_service.models.inputs.images.tower_images import TowerImages
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import find_folder, listed
 from attention_service.models.towers.timm_towers import image_steps, timm_tower
+from attention_service.models.towers.tower_entries import TowerEntries
 
 
 def load(folder):
@@ -82,7 +83,9 @@ def test_classes_have_the_names_of_its_config(tmp_path):
     ],
 )
 def test_images_are_prepared_as_its_config_says(entries, size, expected):
-    steps = image_steps(timm_config("vit")["pretrained_cfg"] | entries, (SIZE, SIZE))
+    steps = image_steps(
+        TowerEntries(timm_config("vit")["pretrained_cfg"] | entries, "pretrained_cfg of config.json"), (SIZE, SIZE)
+    )
     made = TowerImages(steps)(images=[Image.fromarray(noise(*size))], do_normalize=False)["pixel_values"]
     assert (steps.resizing, made.shape) == (expected, (1, 3, SIZE, SIZE))
     if expected == "longest":  # 14 of 32 rows are of the image, and the others have the mean colour

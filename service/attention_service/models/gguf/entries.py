@@ -1,5 +1,6 @@
 """Entries of a GGUF file about its model, each counted as read when it is taken."""
 
+import math
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -46,13 +47,47 @@ class GgufEntries:
             value = value[0]
         if value is not default and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise UnreadableGguf(f"its {self._named(name)} is no number")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UnreadableGguf(f"its {self._named(name)} is {value}; expected a finite number")
         return value
 
-    def count(self, name: str, default: Any = _REQUIRED) -> Any:
-        """An entry that is a whole number above zero."""
+    def count(self, name: str, default: Any = _REQUIRED, *, least: int = 1) -> Any:
+        """An entry that is a whole number."""
         value = self.number(name, default)
-        if value is not default and (not isinstance(value, int) or value < 1):
-            raise UnreadableGguf(f"its {self._named(name)} is {value}; expected a whole number above zero")
+        if value is not default and (not isinstance(value, int) or value < least):
+            raise UnreadableGguf(f"its {self._named(name)} is {value}; expected a whole number of at least {least}")
+        return value
+
+    def layers(self, name: str = "block_count", default: Any = _REQUIRED) -> Any:
+        """An entry that is a number of layers, of which each has a tensor."""
+        layers = self.count(name, default)
+        if layers > len(self.tensors):
+            raise UnreadableGguf(f"its {self._named(name)} is {layers}, and it has {len(self.tensors)} tensors")
+        return layers
+
+    def by_layer(self, name: str, layers: int) -> list[int]:
+        """An entry that is a whole number above zero for each layer: one for all, or an array with one for each."""
+        value = self.take(name)
+        numbers = value if isinstance(value, list) else [value] * layers
+        if len(numbers) != layers or not all(type(each) is int and each > 0 for each in numbers):
+            raise UnreadableGguf(
+                f"its {self._named(name)} is {str(value)[:80]}; expected a whole number above zero, or one for each of "
+                f"its {layers} layers"
+            )
+        return numbers
+
+    def text(self, name: str, default: str) -> str:
+        """An entry that is a text."""
+        value = self.take(name, default)
+        if not isinstance(value, str):
+            raise UnreadableGguf(f"its {self._named(name)} is {str(value)[:80]}; expected a text")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """An entry that is true or false, by default false."""
+        value = self.take(name, False)
+        if not isinstance(value, bool):
+            raise UnreadableGguf(f"its {self._named(name)} is {str(value)[:80]}; expected true or false")
         return value
 
     def skip(self, *names: str) -> None:

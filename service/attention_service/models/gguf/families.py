@@ -143,7 +143,7 @@ def _falcon(entries: GgufEntries, factors: Factors) -> dict[str, Any]:
     common = sizes(entries, {"attention.layer_norm_epsilon": "layer_norm_epsilon"}) | vocabulary(entries)
     width = head_size(entries)
     whole_heads(entries, width)
-    layout = entries.take("tensor_data_layout", "jploski")
+    layout = entries.text("tensor_data_layout", "jploski")
     if layout != "jploski":
         raise UnreadableGguf(f"its tensor_data_layout is {str(layout)[:80]!r}; expected 'jploski'")
     heads = entries.count("attention.head_count_kv", common["num_attention_heads"])
@@ -204,7 +204,7 @@ def _nemotron(entries: GgufEntries, factors: Factors) -> dict[str, Any]:
 
 def _gpt2(entries: GgufEntries, _: Factors) -> dict[str, Any]:
     return vocabulary(entries) | tied(entries) | {
-        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": entries.count("block_count"),
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": entries.layers(),
         "n_head": entries.count("attention.head_count"), "n_embd": entries.count("embedding_length"),
         "n_inner": entries.count("feed_forward_length"), "n_positions": entries.rows("position_embd.weight"),
         "layer_norm_epsilon": entries.number("attention.layer_norm_epsilon"), **_skipped(entries, "context_length"),
@@ -216,7 +216,7 @@ def _bloom(entries: GgufEntries, _: Factors) -> dict[str, Any]:
     if inner not in {None, 4 * width}:
         raise UnreadableGguf(f"its feed_forward_length is {inner}; BLOOM has 4 times its width, {4 * width}")
     return vocabulary(entries) | tied(entries) | {
-        "model_type": "bloom", "architectures": ["BloomForCausalLM"], "n_layer": entries.count("block_count"),
+        "model_type": "bloom", "architectures": ["BloomForCausalLM"], "n_layer": entries.layers(),
         "n_head": entries.count("attention.head_count"), "hidden_size": width,
         "layer_norm_epsilon": entries.number("attention.layer_norm_epsilon"),
         **_skipped(entries, "context_length", "attention.head_count_kv"),
@@ -227,11 +227,11 @@ def _mamba(entries: GgufEntries, _: Factors) -> dict[str, Any]:
     width, inner = entries.count("embedding_length"), entries.count("ssm.inner_size")
     if inner % width:
         raise UnreadableGguf(f"its ssm.inner_size {inner} is no multiple of its embedding_length {width}")
-    normed = entries.take("ssm.dt_b_c_rms", False)
+    normed = entries.flag("ssm.dt_b_c_rms")
     kind, name = ("falcon_mamba", "FalconMamba") if normed else ("mamba", "Mamba")
     return vocabulary(entries) | tied(entries) | {
         "model_type": kind, "architectures": [f"{name}ForCausalLM"], "hidden_size": width, "expand": inner // width,
-        "num_hidden_layers": entries.count("block_count"), "state_size": entries.count("ssm.state_size"),
+        "num_hidden_layers": entries.layers(), "state_size": entries.count("ssm.state_size"),
         "conv_kernel": entries.count("ssm.conv_kernel"), "time_step_rank": entries.count("ssm.time_step_rank"),
         "layer_norm_epsilon": entries.number("attention.layer_norm_rms_epsilon"),
         "use_bias": entries.has("ssm_in.bias"), "use_conv_bias": entries.has("ssm_conv1d.bias"),
@@ -240,7 +240,7 @@ def _mamba(entries: GgufEntries, _: Factors) -> dict[str, Any]:
 
 
 def _t5(entries: GgufEntries, _: Factors) -> dict[str, Any]:
-    layers = entries.count("block_count")
+    layers = entries.layers()
     # A bias of distances in every layer, not in the first alone, makes it UMT5.
     several = "enc.blk.1.attn_rel_b.weight" in entries.tensors
     kind, name = ("umt5", "UMT5") if several else ("t5", "T5")
@@ -252,7 +252,7 @@ def _t5(entries: GgufEntries, _: Factors) -> dict[str, Any]:
         "model_type": kind, "architectures": [f"{name}ForConditionalGeneration"], "is_encoder_decoder": True,
         "d_model": entries.count("embedding_length"), "d_ff": entries.count("feed_forward_length"),
         "d_kv": head_size(entries), "num_heads": entries.count("attention.head_count"), "num_layers": layers,
-        "num_decoder_layers": entries.count("decoder_block_count", layers), "pad_token_id": pad,
+        "num_decoder_layers": entries.layers("decoder_block_count", layers), "pad_token_id": pad,
         "relative_attention_num_buckets": entries.count("attention.relative_buckets_count"),
         "layer_norm_epsilon": entries.number("attention.layer_norm_rms_epsilon"),
         "feed_forward_proj": "gated-gelu" if "enc.blk.0.ffn_gate.weight" in entries.tensors else "relu",
@@ -287,7 +287,7 @@ def _newer(kind: str, name: str, *read: str) -> Build:
 
     def build(entries: GgufEntries, factors: Factors) -> dict[str, Any]:
         entries.skip(*read)
-        if factors or entries.take("rope.scaling.type", "none") != "none":
+        if factors or entries.text("rope.scaling.type", "none") != "none":
             raise UnreadableGguf(f"it scales rotations, which transformers does not read for {name}")
         if entries.number("attention.sliding_window", 0):
             raise UnreadableGguf(f"its attention.sliding_window is set, and {name} of transformers has no window")
@@ -297,11 +297,13 @@ def _newer(kind: str, name: str, *read: str) -> Build:
         recurrent = entries.take("attention.recurrent_layers", None)
         interval = entries.count("full_attention_interval", 4)
         if isinstance(recurrent, list) and kind.startswith("qwen3_5"):
-            layers = entries.count("block_count") - entries.number("nextn_predict_layers", 0)
+            layers = entries.layers() - entries.count("nextn_predict_layers", 0, least=0)
             if [bool(each) for each in recurrent[:layers]] != [(1 + i) % interval != 0 for i in range(layers)]:
                 raise UnreadableGguf("its recurrent_layers are others than full_attention_interval says")
-        for required in ("rope.freq_base", "attention.head_count", "block_count", "embedding_length"):
-            entries.take(required)
+        for required in ("attention.head_count", "embedding_length"):
+            entries.count(required)
+        entries.number("rope.freq_base")
+        entries.layers()
         if "tokenizer.ggml.tokens" not in entries.header.metadata:
             raise UnreadableGguf("it has no tokenizer, from which transformers counts its tokens")
         return {"model_type": kind, "architectures": [name]}

@@ -60,13 +60,13 @@ def gemma4(entries: GgufEntries, factors: Factors) -> dict[str, Any]:
     heads = _by_kind(entries, "attention.head_count_kv", kinds)
     values = {place for place in full if f"blk.{place}.attn_v.weight" in entries.tensors}
     alike = any(f"blk.{place}.attn_k.weight" in entries.tensors and place not in values for place in full)
-    shared = entries.number("attention.shared_kv_layers", 0)
-    inner = entries.take("feed_forward_length")
-    first = inner[0] if isinstance(inner, list) else inner
-    wide = isinstance(inner, list) and inner[-1] != first
+    shared = entries.count("attention.shared_kv_layers", 0, least=0)
+    inner = entries.by_layer("feed_forward_length", layers)
+    first = inner[0]
+    wide = inner[-1] != first
     if wide and inner != [first * (2 if place >= layers - shared else 1) for place in range(layers)]:
         raise UnreadableGguf("the widths of its MLPs differ otherwise than those of Gemma 4")
-    per_layer = entries.number("embedding_length_per_layer_input", 0)
+    per_layer = entries.count("embedding_length_per_layer_input", 0, least=0)
     return common | {
         "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"],
         "tie_word_embeddings": "output.weight" not in entries.tensors, "intermediate_size": first,
@@ -103,10 +103,9 @@ def _rotations_of_gemma4(
 
 def _by_kind(entries: GgufEntries, name: str, kinds: list[str]) -> dict[str, Any]:
     """A number by the kind of layer, from one number or an array with one a layer."""
-    value = entries.take(name)
-    numbers = value if isinstance(value, list) else [value] * len(kinds)
+    numbers = entries.by_layer(name, len(kinds))
     by_kind: dict[str, Any] = {}
-    for number, kind in zip(numbers, kinds, strict=False):
+    for number, kind in zip(numbers, kinds, strict=True):
         if by_kind.setdefault(kind, number) != number:
             raise UnreadableGguf(f"its {name} differs between layers of one kind")
     return {"sliding_attention": numbers[0], **by_kind}

@@ -38,7 +38,7 @@ def whole_heads(entries: GgufEntries, head_size: int) -> None:
 
 def scaling(entries: GgufEntries, longest: int, factors: Factors) -> dict[str, Any]:
     """The scaling of rotations; empty without one."""
-    kind = entries.take("rope.scaling.type", "none")
+    kind = entries.text("rope.scaling.type", "none")
     factor = entries.number("rope.scaling.factor", None)
     linear = entries.number("rope.scale_linear", None)
     if factor is None and linear is not None:
@@ -60,6 +60,8 @@ def scaling(entries: GgufEntries, longest: int, factors: Factors) -> dict[str, A
         raise UnreadableGguf(f"its rope.scaling.type is {str(kind)[:80]!r}; expected none, linear, yarn or longrope")
     if kind == "none" or factor in {None, 0, 1.0}:
         return {}
+    if factor < 0:
+        raise UnreadableGguf(f"its rope.scaling.factor is {factor}; expected a number above zero")
     if kind == "longrope":
         raise UnreadableGguf("its rope.scaling.type is longrope, and it has no factors of frequencies")
     if kind == "linear":

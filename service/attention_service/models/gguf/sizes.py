@@ -20,6 +20,8 @@ def head_size(entries: GgufEntries) -> int:
     """Numbers of a head, in llama.cpp the width by the heads unless an entry says it. Values are as wide as keys."""
     width = entries.count("embedding_length") // entries.count("attention.head_count")
     size = entries.count("attention.key_length", width)
+    if size < 1:
+        raise UnreadableGguf("its embedding_length is less than its attention.head_count")
     value = entries.count("attention.value_length", size)
     if value != size:
         raise UnreadableGguf(f"its attention.value_length is {value}, and its key_length {size}")
@@ -33,7 +35,7 @@ def sizes(entries: GgufEntries, norm: Mapping[str, str]) -> dict[str, Any]:
         raise UnreadableGguf("it has layers that predict further tokens, which its class has not")
     return {
         "hidden_size": entries.count("embedding_length"),
-        "num_hidden_layers": entries.count("block_count"),
+        "num_hidden_layers": entries.layers(),
         "num_attention_heads": entries.count("attention.head_count"),
         "max_position_embeddings": longest(entries),
         field: entries.number(entry),
@@ -59,7 +61,7 @@ def vocabulary(entries: GgufEntries) -> dict[str, Any]:
     special = {}
     for entry, field in _TOKENS.items():
         token = entries.header.metadata.get(f"tokenizer.ggml.{entry}")
-        special[field] = token if isinstance(token, int) and token < count else None
+        special[field] = token if type(token) is int and 0 <= token < count else None
     return {"vocab_size": count, **special}
 
 

@@ -19,6 +19,7 @@ from attention_service.models.inputs.model_limits import (
 )
 from attention_service.models.inputs.question_tokens import GlobalTokens
 from attention_service.models.inputs.text_tokens import HEARS_NONE, TextReader
+from attention_service.models.inputs.tokenizer_faults import tokenizer_faults
 from attention_service.models.passes.attention_places import TARGET, TEXT
 
 FactT = TypeVar("FactT")
@@ -188,4 +189,6 @@ class InputReader(TextReader):
 
     def _target_tokens(self, tokenizer: PreTrainedTokenizerBase, target: str) -> Tokens:
         """The tokens of a target, with those that the tokenizer adds to one."""
-        return Tokens(list(tokenizer(text_target=target)["input_ids"]), self.tokens(target, "target").spans)
+        with tokenizer_faults("target"):
+            ids = list(tokenizer(text_target=target)["input_ids"])
+        return Tokens(ids, self.tokens(target, "target").spans)

@@ -31,6 +31,7 @@ from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.model_limits import max_length, positions_behind_padding, vocabulary_size
 from attention_service.models.inputs.patch_grids import patch_labels
 from attention_service.models.inputs.token_texts import TokenDecoder
+from attention_service.models.inputs.tokenizer_faults import tokenizer_faults
 
 HEARS_NONE: Final = "this model hears none; send text, tokens or messages"
 
@@ -99,7 +100,8 @@ class TextReader:
             return token
         if self.tokenizer is None:
             raise InvalidRequest.at(param, f"{self.no_tokenizer}; send a token id")
-        ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
+        with tokenizer_faults(param):
+            ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise InvalidRequest.at(
                 param, f"{token!r} is {len(ids)} tokens ({', '.join(self.readable(ids))}); expected one"
@@ -208,11 +210,12 @@ class TextReader:
         limit: int | None,
     ) -> Tokens:  # fmt: skip
         fast = bool(tokenizer.is_fast)
-        if limit is not None and fast and pair is None and special:
-            return _cut(tokenizer, text, limit)
-        found = tokenizer(
-            text, pair, add_special_tokens=special, truncation=limit is not None, max_length=limit
-        )  # fmt: skip
+        with tokenizer_faults(param):
+            if limit is not None and fast and pair is None and special:
+                return _cut(tokenizer, text, limit)
+            found = tokenizer(
+                text, pair, add_special_tokens=special, truncation=limit is not None, max_length=limit
+            )  # fmt: skip
         ids = list(found["input_ids"])
         if not ids:
             raise InvalidRequest.at(param, "the tokenizer returns no tokens for it; send a longer text")

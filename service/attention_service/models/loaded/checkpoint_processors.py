@@ -26,6 +26,7 @@ from transformers.models.auto import processing_auto
 from attention_service.models.checkpoint_facts import TEKKEN, TEMPLATES, has_tokenizer, reads_tekken
 from attention_service.models.gguf_facts import takes_of
 from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
+from attention_service.models.inputs.tokenizer_faults import is_panic
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
 
 FAULTS: Final = (
@@ -65,7 +66,9 @@ def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase |
             Path(alone, folder.name).symlink_to(folder.resolve())
             with _told(config):
                 return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **SAFE), None
-    except Exception as fault:  # the package tokenizers raises no other class
+    except BaseException as fault:  # whatever its files do to the package tokenizers
+        if not isinstance(fault, Exception) and not is_panic(fault):
+            raise
         if not (own or has_tokenizer(folder)):
             return None, None
         reason = " ".join(reason_of(fault, folder).split())
@@ -143,7 +146,7 @@ def image_only(whole: Any) -> Any:
     return type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda *_: None})
 
 
-def reason_of(fault: Exception, folder: Path) -> str:
+def reason_of(fault: BaseException, folder: Path) -> str:
     """The words of a fault, with the name of the folder alone."""
     reason = str(fault).strip()
     if not reason or isinstance(fault, KeyError):  # a key alone

@@ -103,3 +103,9 @@ def problem_of(fault: Exception) -> dict[str, Any]:
     reason = f"{type(fault).__name__}: {fault}"[:500]
     problem = InternalError(f"the model failed ({reason}); the server's log has the cause").to_problem()
     return problem | {"traceback": "".join(traceback.format_exception(fault))}
+
+
+def load_problem(fault: Exception) -> dict[str, Any]:
+    """Return the problem document of a load, with ``traceback`` if another fault caused it."""
+    caused = {"traceback": "".join(traceback.format_exception(fault))} if fault.__cause__ is not None else {}
+    return problem_of(fault) | caused

@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 
-from attention_contract.errors import NotFinite
+from attention_contract.errors import AttentionError, InvalidCheckpoint, NotFinite
 from attention_service.models.answers.joined_questions import joined_replies
 from attention_service.models.costs.model_pace import times_of
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
+from attention_service.models.inputs.tokenizer_faults import is_panic
 from attention_service.models.loaded.adapters import needed_bytes
+from attention_service.models.loaded.checkpoint_processors import reason_of
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.adapted_work import with_adapter
@@ -27,6 +29,10 @@ from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.free_cores import FreeCores
 from attention_service.runtime.device.freed_memory import MUCH
+from attention_service.runtime.device.torch_device import is_out_of_memory
+
+_MAX_REASON: Final = 400
+"""Characters of a fault in the reason for which a model cannot be loaded."""
 
 
 class ServedModel:
@@ -42,12 +48,24 @@ class ServedModel:
 
     @classmethod
     def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
-        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint."""
+        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint, whatever its files hold."""
         if facts["threads"]:
             torch.set_num_threads(facts["threads"])
         device = torch.device(facts["device"])
         folder, free_bytes = Path(facts["folder"]), facts["free_bytes"]
-        loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, free_bytes=free_bytes)
+        try:
+            loaded = LoadedModel.load(
+                folder, dtype=facts["dtype"], device=device, progress=progress, free_bytes=free_bytes
+            )
+        except AttentionError:
+            raise
+        except BaseException as fault:  # whatever a checkpoint does to the code of its model
+            if is_out_of_memory(fault) or not (isinstance(fault, Exception) or is_panic(fault)):
+                raise
+            reason = " ".join(reason_of(fault, folder).split())[:_MAX_REASON]
+            raise InvalidCheckpoint.at(
+                "checkpoint", f"{folder.name} cannot be loaded: {type(fault).__name__}: {reason}"
+            ) from fault
         loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
         return cls(loaded, facts["prefix_bytes"])
 

@@ -16,7 +16,7 @@ from attention_service.core.tensors import results_in
 from attention_service.models.inputs.long_texts import LongText, reading_beside
 from attention_service.models.process.asked_question import AskedQuestion
 from attention_service.models.process.open_questions import OpenQuestions
-from attention_service.models.process.process_pipes import ProcessPipes, problem_of
+from attention_service.models.process.process_pipes import ProcessPipes, load_problem
 from attention_service.models.process.running_generations import RunningGenerations
 from attention_service.models.process.served import Answer, Load, Parts, PricedRun, Served
 from attention_service.models.process.text_thread import TextThread
@@ -259,6 +259,6 @@ def serve(load: Load, warm: Callable[[], None] = lambda: None) -> None:
         model: Served = load(facts, lambda share: pipes.send("progress", {"share": share}))
         pipes.send("loaded", model.info() | {"held_bytes": model.held_bytes()})
     except Exception as fault:  # whatever a checkpoint does to the code of its model
-        pipes.send("problem", problem_of(fault))
+        pipes.send("problem", load_problem(fault))
         raise SystemExit(1) from None
     Turns(pipes, model, [ReplySpace(file) for file in facts["memories"]]).run()

@@ -22,11 +22,11 @@ from attention_service.models.towers.tower import (
     need,
     renamed,
     shaped,
-    square,
     transposed,
     unlike,
     whole,
 )
+from attention_service.models.towers.tower_entries import TowerEntries
 
 CONFIG: Final = "open_clip_config.json"
 TENSORS: Final = "open_clip_model.safetensors"
@@ -51,32 +51,33 @@ _BLOCK: Final = {
 
 def openclip_tower(config: Mapping[str, Any], shapes: Shapes, dtype: str) -> Tower:
     """The pair of a folder of OpenCLIP. Raises InvalidCheckpoint for one that no class of transformers computes."""
-    model, prepared = _object(config, "model_cfg"), _object(config, "preprocess_cfg")
-    vision, text = _object(model, "vision_cfg"), _object(model, "text_cfg")
-    if "multimodal_cfg" in model:
+    stated = TowerEntries(config, CONFIG)
+    model, prepared = stated.object("model_cfg"), stated.object("preprocess_cfg")
+    vision, text = model.object("vision_cfg"), model.object("text_cfg")
+    if "multimodal_cfg" in model.stated:
         raise unlike("it has a decoder of texts too (multimodal_cfg)")
-    if text.get("hf_model_name"):
-        raise unlike(f"its tower of texts is {str(text['hf_model_name'])[:80]} (text_cfg.hf_model_name)")
-    size = square(prepared.get("size") or vision.get("image_size", 224))
-    built = square(vision.get("image_size", 224))
+    if name := text.text("hf_model_name"):
+        raise unlike(f"its tower of texts is {name[:80]} (text_cfg.hf_model_name)")
+    built = vision.size("image_size", (224, 224))
+    size = prepared.size("size", built)
     if size != built:
         raise unlike(f"its images are prepared as {size[0]} × {size[1]} pixels, and its positions are for {built[0]}")
-    make = _siglip if vision.get("timm_model_name") else _clip
+    make = _siglip if vision.text("timm_model_name") else _clip
     entries, parts = make(model, vision, text, shapes, size)
-    cleaned = _object(text, "tokenizer_kwargs").get("clean")
+    cleaned = text.object("tokenizer_kwargs").text("clean")
     return Tower(
         "OpenCLIP", {**entries, "dtype": dtype}, parts, _images(prepared, size), TENSORS, cleaned == "canonicalize"
     )
 
 
 def _clip(
-    model: Mapping[str, Any], vision: Mapping[str, Any], text: Mapping[str, Any], shapes: Shapes, size: tuple[int, int]
+    model: TowerEntries, vision: TowerEntries, text: TowerEntries, shapes: Shapes, size: tuple[int, int]
 ) -> tuple[dict[str, Any], dict[str, Part]]:
     """CLIP. Source: Radford et al. 2021."""
     _check(vision, _VISION, {}, "vision_cfg")
     _check(text, _TEXT, {}, "text_cfg")
     before = "text." if "text.token_embedding.weight" in shapes else ""
-    quick = bool(model.get("quick_gelu"))
+    quick = model.flag("quick_gelu")
     width = need(shapes, "visual.conv1.weight")[0]
     patch, (rows, columns) = grid(shapes, "visual.conv1.weight", size)
     if need(shapes, "visual.positional_embedding")[0] != rows * columns + 1:
@@ -86,7 +87,7 @@ def _clip(
     layers = "visual.transformer.resblocks."
     seen: dict[str, Any] = {
         **_sizes(shapes, layers), "image_size": size[0] if size[0] == size[1] else list(size), "patch_size": patch,
-        "num_attention_heads": _heads(width, width // int(vision.get("head_width") or 64)),
+        "num_attention_heads": _heads(width, width // vision.count("head_width", 64)),
         **_functions(vision, quick=quick, eps=1e-5),
     }  # fmt: skip
     read = _text_config(text, shapes, before, quick=quick) | {"eos_token_id": 2}  # the largest id ends a text
@@ -112,10 +113,10 @@ def _clip(
 
 
 def _siglip(
-    _: Mapping[str, Any], vision: Mapping[str, Any], text: Mapping[str, Any], shapes: Shapes, size: tuple[int, int]
+    _: TowerEntries, vision: TowerEntries, text: TowerEntries, shapes: Shapes, size: tuple[int, int]
 ) -> tuple[dict[str, Any], dict[str, Part]]:
     """SigLIP, whose tower of images is one of timm's. Source: Zhai et al. 2023."""
-    name = str(vision["timm_model_name"])
+    name = vision.text("timm_model_name")
     _check(vision, _VISION, {"timm_model_name": name, "timm_pool": "map", "timm_proj": "none"}, "vision_cfg")
     trunk = trunk_of(name, shapes, "visual.trunk.", size, {})
     if trunk.has("cls_token") or not trunk.has("attn_pool.latent"):
@@ -128,7 +129,7 @@ def _siglip(
     need(shapes, "logit_bias")
     read = _text_config(text, shapes, "text.", quick=False)
     read |= {"projection_size": int(need(shapes, "text.text_projection.weight")[0]),
-             "bos_token_id": None, "eos_token_id": None, "pad_token_id": int(text.get("pad_id") or 0)}  # fmt: skip
+             "bos_token_id": None, "eos_token_id": None, "pad_token_id": text.count("pad_id", 0, least=0)}  # fmt: skip
     return {
         "model_type": "siglip", "architectures": ["SiglipModel"], "text_config": read,
         "vision_config": trunk.sizes | {"vision_use_head": True},
@@ -166,18 +167,12 @@ def _text_parts(shapes: Shapes, before: str) -> dict[str, Part]:
 # ── entries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise InvalidCheckpoint.at("checkpoint", f"{name} of {CONFIG} is no object")
-    return found
-
-
-def _check(fields: Mapping[str, Any], defaults: Mapping[str, Any], own: Mapping[str, Any], name: str) -> None:
+def _check(entries: TowerEntries, defaults: Mapping[str, Any], own: Mapping[str, Any], name: str) -> None:
     """Raise InvalidCheckpoint for a field that is another than that of the class of transformers.
 
     ``defaults``: of OpenCLIP, where they are not empty; ``own``: those of the class that differ.
     """
+    fields = entries.stated
     for field in sorted({*fields, *own} - _WITHOUT_EFFECT):
         value, expected = fields.get(field, defaults.get(field)), {**defaults, **own}.get(field)
         if value != expected and (value or expected):
@@ -197,39 +192,34 @@ def _heads(width: int, heads: int) -> int:
     return heads
 
 
-def _functions(fields: Mapping[str, Any], *, quick: bool, eps: float) -> dict[str, Any]:
+def _functions(fields: TowerEntries, *, quick: bool, eps: float) -> dict[str, Any]:
     """The activation and the epsilon of the norms of a tower."""
-    norm, act = _object(fields, "norm_kwargs"), _object(fields, "act_kwargs")
-    if norm.keys() - {"eps"} or act.keys() - {"approximate"} or act.get("approximate", "none") not in {"none", "tanh"}:
-        raise unlike(f"norm_kwargs are {dict(norm)} and act_kwargs {dict(act)}")
-    if quick and act:
+    norm, act = fields.object("norm_kwargs"), fields.object("act_kwargs")
+    approximate = act.text("approximate", "none")
+    if norm.stated.keys() - {"eps"} or act.stated.keys() - {"approximate"} or approximate not in {"none", "tanh"}:
+        raise unlike(f"norm_kwargs are {str(norm.stated)[:80]} and act_kwargs {str(act.stated)[:80]}")
+    if quick and act.stated:
         raise unlike("it has quick_gelu and act_kwargs")
-    tanh = act.get("approximate") == "tanh"
+    tanh = approximate == "tanh"
     name = "quick_gelu" if quick else "gelu_pytorch_tanh" if tanh else "gelu"
-    return {"hidden_act": name, "layer_norm_eps": float(norm.get("eps", eps))}
+    return {"hidden_act": name, "layer_norm_eps": norm.number("eps", eps, 0.0, 1.0)}
 
 
-def _text_config(text: Mapping[str, Any], shapes: Shapes, before: str, *, quick: bool) -> dict[str, Any]:
+def _text_config(text: TowerEntries, shapes: Shapes, before: str, *, quick: bool) -> dict[str, Any]:
     sizes = _sizes(shapes, f"{before}transformer.resblocks.")
     return {
-        **sizes, "num_attention_heads": _heads(sizes["hidden_size"], int(text.get("heads") or 8)),
+        **sizes, "num_attention_heads": _heads(sizes["hidden_size"], text.count("heads", 8)),
         "vocab_size": int(need(shapes, f"{before}token_embedding.weight")[0]),
         "max_position_embeddings": int(need(shapes, f"{before}positional_embedding")[0]),
         **_functions(text, quick=quick, eps=1e-5),
     }  # fmt: skip
 
 
-def _images(prepared: Mapping[str, Any], size: tuple[int, int]) -> ImageSteps:
+def _images(prepared: TowerEntries, size: tuple[int, int]) -> ImageSteps:
     """The steps of OpenCLIP's evaluation. Raises InvalidCheckpoint."""
-    interpolation, resizing = prepared.get("interpolation") or "bicubic", prepared.get("resize_mode") or "shortest"
+    interpolation, resizing = prepared.text("interpolation", "bicubic"), prepared.text("resize_mode", "shortest")
     if interpolation not in INTERPOLATIONS or resizing not in _RESIZING:
         raise unlike(f"its images are prepared by {str(resizing)[:40]!r} with {str(interpolation)[:40]!r}")
-    mean, std = (_three(prepared.get(key), own) for key, own in zip(("mean", "std"), _OPENAI, strict=True))
-    border = prepared.get("fill_color") or 0
-    colour = (border,) * 3 if isinstance(border, int) else tuple(map(int, border))
+    mean, std = (prepared.three(key, own) for key, own in zip(("mean", "std"), _OPENAI, strict=True))
+    colour = tuple(map(int, prepared.three("fill_color", (0, 0, 0))))
     return ImageSteps(size, size, _RESIZING[resizing], interpolation, mean, std, colour)
-
-
-def _three(value: Any, default: tuple[float, ...]) -> tuple[float, ...]:
-    found = default if value is None else value
-    return tuple(map(float, found)) if isinstance(found, list | tuple) else (float(found),) * 3

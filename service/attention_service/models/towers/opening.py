@@ -1,6 +1,5 @@
 """The towers of a folder, by its configs and the headers of its tensors."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +10,11 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.towers.openclip_towers import CONFIG, TENSORS, openclip_tower
 from attention_service.models.towers.timm_towers import is_timm, timm_tower
 from attention_service.models.towers.tower import Tower
-from attention_service.modules.store_files import open_tensors, read_regular, reason
+from attention_service.modules.checkpoints.json_objects import UnreadableJson, read_object
+from attention_service.modules.store_files import open_tensors, reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-_LARGEST: Final = 2**22
+_LARGEST: Final = 2**26
 """Bytes of a config."""
 _OWN: Final = "model.safetensors", "model.safetensors.index.json"
 
@@ -41,8 +41,8 @@ def _made(make: Callable[..., Tower], config: Mapping[str, Any], file: Path) -> 
     shapes, dtype = _headers(file)
     try:
         found = make(config, shapes, dtype)
-    except (TypeError, ValueError, IndexError, KeyError) as fault:  # entries of other types
-        raise InvalidCheckpoint.at("checkpoint", f"its config cannot be read: {str(fault)[:120]}") from fault
+    except (ValueError, IndexError, ZeroDivisionError) as fault:  # tensors of shapes that no such file has
+        raise InvalidCheckpoint.at("checkpoint", f"the shapes of {file.name} are of no such model: {fault}") from fault
     found.config["transformers_weights"] = file.name
     return found.of(shapes)
 
@@ -60,7 +60,6 @@ def _headers(file: Path) -> tuple[dict[str, tuple[int, ...]], str]:
 
 def _config(folder: Path, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular((folder / name).resolve(), _LARGEST))
-    except (OSError, ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        return read_object((folder / name).resolve(), _LARGEST)
+    except UnreadableJson as why:
+        raise InvalidCheckpoint.at("checkpoint", f"{name} of {folder.name} {why}") from why

@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.head_kinds import index_of
 from attention_service.models.towers.timm_classes import as_class
 from attention_service.models.towers.timm_trunk import trunk_of
-from attention_service.models.towers.tower import INTERPOLATIONS, ImageSteps, Resizing, Shapes, Tower, square, unlike
+from attention_service.models.towers.tower import INTERPOLATIONS, ImageSteps, Resizing, Shapes, Tower, unlike
+from attention_service.models.towers.tower_entries import TowerEntries
 
 _FILE: Final = "model.safetensors"
 _MODES: Final[Mapping[str, Resizing]] = {"center": "shortest", "squash": "squash", "border": "longest"}
@@ -23,27 +24,25 @@ def is_timm(config: Mapping[str, Any]) -> bool:
 
 def timm_tower(config: Mapping[str, Any], shapes: Shapes, dtype: str) -> Tower:
     """The model of a folder of timm. Raises InvalidCheckpoint for one that no class of transformers computes."""
-    stated = config.get("pretrained_cfg", config)
-    if not isinstance(stated, Mapping):
-        raise InvalidCheckpoint.at("checkpoint", "pretrained_cfg of its config.json is no object")
-    size = square(stated.get("input_size") or 224)
-    built = (config.get("model_args") or {}).get("img_size")
-    if built is not None and stated.get("fixed_input_size"):  # as timm does; else images of any size are taken
-        size = square(built)
+    whole = TowerEntries(config, "config.json")
+    stated = whole.object("pretrained_cfg") if "pretrained_cfg" in config else whole
+    size = stated.size("input_size", (224, 224))
+    if stated.flag("fixed_input_size"):  # as timm does; else images of any size are taken
+        size = whole.object("model_args").size("img_size", size)
     trunk = trunk_of(str(config["architecture"]), shapes, "", size, config)
     entries, parts = as_class(trunk)
-    labels = _labels(config, stated, trunk.head)
+    labels = _labels(config, stated.stated, trunk.head)
     named = {"id2label": labels} if labels and entries["architectures"][0].endswith(_CLASSIFIES) else {}
     return Tower("timm", {**entries, **named, "dtype": dtype}, trunk.moved(parts), image_steps(stated, size), _FILE)
 
 
-def image_steps(stated: Mapping[str, Any], size: tuple[int, int]) -> ImageSteps:
+def image_steps(stated: TowerEntries, size: tuple[int, int]) -> ImageSteps:
     """The steps of timm's evaluation. Raises InvalidCheckpoint."""
-    share, mode = float(stated.get("crop_pct") or 0.875), str(stated.get("crop_mode") or "center")
-    interpolation = str(stated.get("interpolation") or "bicubic")
+    share, mode = stated.number("crop_pct", 0.875, 0.05, 2.0), stated.text("crop_mode", "center")
+    interpolation = stated.text("interpolation", "bicubic")
     if mode not in _MODES or interpolation not in INTERPOLATIONS:
         raise unlike(f"its images are prepared by crop_mode {mode[:40]!r} and interpolation {interpolation[:40]!r}")
-    mean, std = (tuple(map(float, stated.get(key) or own)) for key, own in zip(("mean", "std"), _IMAGENET, strict=True))
+    mean, std = (stated.three(key, own) for key, own in zip(("mean", "std"), _IMAGENET, strict=True))
     scale = math.floor(size[0] / share), math.floor(size[1] / share)
     border = tuple(round(255 * each) for each in mean)
     return ImageSteps(size, scale, _MODES[mode], interpolation, mean, std, border)
@@ -53,7 +52,7 @@ def _labels(config: Mapping[str, Any], stated: Mapping[str, Any], count: int) ->
     """The names of the classes; none if the config has none."""
     named = config.get("label_names") or stated.get("label_names") or config.get("labels") or stated.get("labels")
     numbered = enumerate(named) if isinstance(named, list) else named.items() if isinstance(named, Mapping) else ()
-    found = {int(key): str(value) for key, value in numbered}
+    found = {number: str(value) for key, value in numbered if (number := index_of(str(key))) is not None}
     if found.keys() != {*range(count)}:
         found = {number: f"LABEL_{number}" for number in range(count)}
     return found

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.towers.tower import Part, Shapes, depth, grid, need, unlike
+from attention_service.models.towers.tower_entries import TowerEntries
 
 _KNOWN: Final = re.compile(
     r"vit_[a-z0-9]+_patch\d+(_plus)?(_36x1)?(_reg\d)?(_clip(_quickgelu)?|_siglip(_gap)?|_dinov2|_tipsv2|_gap|_map)?"
@@ -105,10 +106,9 @@ def trunk_of(architecture: str, shapes: Shapes, source: str, size: tuple[int, in
             f"the server does not know the architecture {architecture[:80]!r} of timm; it knows the plain vision "
             "transformers (vit_, deit_, deit3_, flexivit_) with their CLIP, SigLIP, DINOv2 and DINOv3 variants"
         )
-    arguments = config.get("model_args") or {}
-    if not isinstance(arguments, Mapping):
-        raise InvalidCheckpoint.at("checkpoint", "model_args of its config.json is no object")
-    if strange := sorted(arguments.keys() - _READ - _SET):
+    entries = TowerEntries(config, "config.json")
+    arguments = entries.object("model_args")
+    if strange := sorted(arguments.stated.keys() - _READ - _SET):
         raise unlike(f"its model_args set {', '.join(map(str, strange[:4]))}, which the server does not read")
     own = {name.removeprefix(source): shape for name, shape in shapes.items() if name.startswith(source)}
     known = _ROTATED_BLOCK if rotates else _BLOCK
@@ -118,8 +118,8 @@ def trunk_of(architecture: str, shapes: Shapes, source: str, size: tuple[int, in
     width = need(own, "patch_embed.proj.weight")[0]
     size_named = next((part for part in architecture.split("_") if part in _OWN_HEADS), architecture)
     usual = width // 64 if rotates else _HEADS.get(width, width // 64)
-    heads = arguments.get("num_heads") or _OWN_HEADS.get(size_named) or usual
-    if not isinstance(heads, int) or heads < 1 or width % heads:
+    heads = arguments.count("num_heads", _OWN_HEADS.get(size_named) or usual)
+    if heads < 1 or width % heads:
         raise InvalidCheckpoint.at("checkpoint", f"its width {width} is no multiple of {heads} heads")
     clip = "_clip" in architecture
     activation = "quick_gelu" if "quickgelu" in architecture else "gelu"
@@ -128,6 +128,6 @@ def trunk_of(architecture: str, shapes: Shapes, source: str, size: tuple[int, in
     pools = "map" if own.keys() & {"attn_pool.latent"} else "token" if "cls_token" in own else "avg"
     return Trunk(
         own, source, heads, "gelu_pytorch_tanh" if _TANH.match(architecture) else activation,
-        1e-5 if clip or rotates else 1e-6, str(config.get("global_pool") or arguments.get("global_pool") or pools),
+        1e-5 if clip or rotates else 1e-6, entries.text("global_pool") or arguments.text("global_pool", pools),
         size, rotates,
     )  # fmt: skip

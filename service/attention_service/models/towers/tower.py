@@ -185,11 +185,3 @@ def grid(shapes: Shapes, patches: str, size: tuple[int, int]) -> tuple[int, tupl
     if colours != 3 or down != across:
         raise unlike(f"its patches have {colours} colours and {down} × {across} pixels; expected 3, and squares")
     return down, (size[0] // down, size[1] // down)
-
-
-def square(numbers: Sequence[int] | int) -> tuple[int, int]:
-    """Height and width, from one number or two."""
-    if isinstance(numbers, int):
-        return numbers, numbers
-    height, width = numbers[-2:]
-    return int(height), int(width)

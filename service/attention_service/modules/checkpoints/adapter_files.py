@@ -5,7 +5,6 @@ takes its place, with A ``[r, in]``, B ``[out, r]`` and s = alpha / r, or alpha 
 by its length, and multiplies it by a magnitude of its own. Sources: Hu et al. 2021; Kalajdzievski 2023; Liu 2024.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -21,8 +20,9 @@ from torch import Tensor
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import is_finite
 from attention_service.modules.checkpoints.checkpoint_files import MAIN_INDEX, OUTSIDE, SINGLE, inside
+from attention_service.modules.checkpoints.json_objects import UnreadableJson, read_object
 from attention_service.modules.checkpoints.module_patterns import ModulePatterns, UnreadPattern
-from attention_service.modules.store_files import open_tensors, read_regular, reason
+from attention_service.modules.store_files import open_tensors, reason
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_TENSORS: Final = "adapter_model.safetensors"
@@ -132,13 +132,9 @@ class AdapterFiles:
         root = root or folder
         places = {name: _place(root, folder, name) for name in _FILES}
         try:
-            config = json.loads(read_regular(places[ADAPTER_CONFIG], _BYTES))
-        except OSError as fault:
-            raise InvalidCheckpoint.at("adapter", f"{ADAPTER_CONFIG} cannot be read: {reason(fault)}") from fault
-        except (ValueError, RecursionError):
-            config = None
-        if not isinstance(config, dict):
-            raise InvalidCheckpoint.at("adapter", f"{ADAPTER_CONFIG} of {folder.name} is not a JSON object")
+            config = read_object(places[ADAPTER_CONFIG], _BYTES)
+        except UnreadableJson as why:
+            raise InvalidCheckpoint.at("adapter", f"{ADAPTER_CONFIG} of {folder.name} {why}") from why
         seen = [file.stat() for file in places.values() if file.is_file()]
         size = seen[-1].st_size if len(seen) > 1 else 0
         return cls(folder, root, config, size, max(each.st_mtime_ns for each in seen))

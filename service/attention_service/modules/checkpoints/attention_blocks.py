@@ -107,7 +107,8 @@ def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
     if stated is None or checkpoint.packed:  # what is not packed then is stored as it is
         return
     entries = stated if isinstance(stated, dict) else {}
-    spared = [each for name in _SPARED for each in entries.get(name) or [] if isinstance(each, str)]
+    lists = [entries[name] for name in _SPARED if isinstance(entries.get(name), list)]
+    spared = [each for names in lists for each in names if isinstance(each, str)]
     place = block.prefix.rstrip(".")
     if any(fnmatchcase(place, f"*{each}*") for each in spared):
         return

@@ -6,7 +6,6 @@ symbolic links are followed; what lies outside is answered like what does not ex
 server keeps modules, recordings and lenses. Beside them there is the checkpoint that ships with the server.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +20,9 @@ import attention_service
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
 from attention_service.modules.checkpoints.forms.quantized_form import Headers, QuantizedForm, StoredHeader
 from attention_service.modules.checkpoints.gguf_header import GGUF
+from attention_service.modules.checkpoints.json_objects import UnreadableJson, read_object
 from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
-from attention_service.modules.store_files import open_tensors, read_regular, reason
+from attention_service.modules.store_files import open_tensors, reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIX: Final = ".safetensors"
@@ -229,7 +229,10 @@ def _tensor_files(root: Path, place: Path, named: object) -> dict[str, Path]:
     if place.is_file():
         return _tensors_of(root, place.parent, [place.name])
     if named is not None:
-        named = str(named)
+        if not isinstance(named, str):
+            raise InvalidCheckpoint(
+                f"config.json says transformers_weights {str(named)[:80]}; expected text", param="checkpoint"
+            )
         return _indexed(root, place, named) if named.endswith(_INDEX) else _tensors_of(root, place, [named])
     if inside(root, place, SINGLE) is not None:
         return _tensors_of(root, place, [SINGLE])
@@ -274,7 +277,7 @@ def _indexed(root: Path, folder: Path, index: str) -> dict[str, Path]:
     listed = (_read_json(root, folder, index) or {}).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
         raise InvalidCheckpoint(f"{index} has no weight_map from tensors to files", param="checkpoint")
-    shards = [_shard(root, folder, name) for name in sorted({*listed.values()})]
+    shards = [_shard(root, folder, name, index) for name in sorted({*listed.values()})]
     # As transformers does: what a shard holds counts, and not the entry of each tensor.
     return _some({tensor: shard for shard in shards for tensor in _names_in(shard)}, index)
 
@@ -285,16 +288,17 @@ def _some(tensors: dict[str, Path], source: str) -> dict[str, Path]:
     return tensors
 
 
-def _shard(root: Path, folder: Path, name: str) -> Path:
-    """A file with tensors, by the name that an index or config.json gives it."""
+def _shard(root: Path, folder: Path, name: str, source: str = "the checkpoint") -> Path:
+    """A file with tensors, by the name that an index or config.json gives it. ``source``: which of them."""
     if not name.endswith(_SUFFIX):  # whatever else a file holds, it is not opened
         raise InvalidCheckpoint(
-            f"the checkpoint names {name[:128]!r} as a file with tensors; expected a name that ends in {_SUFFIX}",
+            f"{source} names {name[:128]!r} as a file with tensors; expected a name that ends in {_SUFFIX}",
             param="checkpoint",
         )
     file = inside(root, folder, name)
     if file is None or not file.is_file():
-        raise InvalidCheckpoint(f"the file {name[:128]!r} of the checkpoint is missing", param="checkpoint")
+        missing = f"the file {name[:128]!r} of the checkpoint is missing"
+        raise InvalidCheckpoint(missing if source == "the checkpoint" else f"{missing} ({source})", param="checkpoint")
     return file
 
 
@@ -312,16 +316,9 @@ def _read_json(root: Path, folder: Path, name: str) -> dict[str, Any] | None:
     if file is None:
         return None
     try:
-        value = json.loads(read_regular(file, _JSON_BYTES))
-    except OSError as fault:
-        raise InvalidCheckpoint(
-            f"{name} of the checkpoint cannot be read: {reason(fault)}", param="checkpoint"
-        ) from fault
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidCheckpoint(f"{name} of the checkpoint is not a JSON object", param="checkpoint")
-    return value
+        return read_object(file, _JSON_BYTES)
+    except UnreadableJson as why:
+        raise InvalidCheckpoint(f"{name} of the checkpoint {why}", param="checkpoint") from why
 
 
 def _unreadable(file: Path, fault: Exception) -> InvalidCheckpoint:

@@ -11,6 +11,7 @@ Add a family:
 4. Add a tiny model to ``tests/modules/checkpoints``. A family without one fails a test.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -109,9 +110,18 @@ class Entries:
         """A positive integer. Raises InvalidCheckpoint where there is none and no default."""
         return int(self._checked(names, default, lambda value: type(value) is int and value >= 1, "a positive integer"))
 
+    def known_count(self, *names: str) -> int | None:
+        """A positive integer; None where the config has none of the entries, or 0."""
+        return None if self.get(*names, default=0) == 0 else self.count(*names)
+
     def number(self, *names: str, default: float | None = None) -> float:
-        """A number. Raises InvalidCheckpoint where there is none and no default."""
-        return float(self._checked(names, default, lambda value: type(value) in {int, float}, "a number"))
+        """A finite number. Raises InvalidCheckpoint where there is none and no default."""
+        return float(self._checked(names, default, is_number, "a number"))
+
+    def object(self, name: str) -> "Entries":
+        """The entries of an object in the config; none where there is no such object."""
+        found = self._checked((name,), {}, lambda value: isinstance(value, Mapping), "an object")
+        return replace(self, config=found)
 
     def flag(self, *names: str, default: bool) -> bool:
         """A boolean. Raises InvalidCheckpoint where the entry is something else."""
@@ -120,10 +130,9 @@ class Entries:
     def _checked(self, names: tuple[str, ...], default: Any, fits: Callable[[Any], bool], expected: str) -> Any:
         value = self.get(*names, default=default)
         if not fits(value):
+            stated = next((name for name in names if self.config.get(name) is not None), names[0])
             raise InvalidCheckpoint(
-                f"config.json says {names[0]} {str(value)[:80]!r}; expected {expected}",
-                param="checkpoint",
-                entry=names[0],
+                f"config.json says {stated} {str(value)[:80]!r}; expected {expected}", param="checkpoint", entry=stated
             )
         return value
 
@@ -172,7 +181,7 @@ def described(family: Family, entries: Entries) -> Attention:
     entries.must_be("per_layer_config", {})  # entries of single layers, which transformers has for every class
     try:
         attention = family.describe(entries)
-        if family.own_causal_mask or entries.config.get("is_causal", True):
+        if family.own_causal_mask or entries.flag("is_causal", default=not _is_null(entries, "is_causal")):
             return attention
         return replace(attention, spec=_bidirectional(attention.spec))
     except ValidationError as fault:
@@ -181,10 +190,19 @@ def described(family: Family, entries: Entries) -> Attention:
         raise InvalidCheckpoint(
             f"config.json asks for an attention that no spec states: {place}: {first['msg']}", param="checkpoint"
         ) from None
-    except (TypeError, ValueError, ArithmeticError) as fault:  # an entry of another kind than any such model has
+    except (TypeError, ValueError, ArithmeticError, LookupError) as fault:  # an entry that no such model has
         raise InvalidCheckpoint(
             f"config.json has entries that no {family.name} has: {str(fault)[:200]}", param="checkpoint"
         ) from None
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite number."""
+    return type(value) in {int, float} and math.isfinite(value)
+
+
+def _is_null(entries: Entries, name: str) -> bool:
+    return name in entries.config and entries.config[name] is None
 
 
 def _bidirectional(spec: AttentionSpec) -> AttentionSpec:

@@ -6,15 +6,17 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.modules.store_files import open_regular, reason
+
+Value = TypeVar("Value")
 
 GGUF: Final = ".gguf"
 """The ending of their names."""
@@ -64,18 +66,26 @@ FLOATS: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
+class UnkeptArray:
+    """An array of a file of which only the length is kept."""
+
+    length: int
+
+
+@dataclass(frozen=True)
 class GgufHeader:
     """The header of a GGUF file."""
 
     metadata: Mapping[str, Any]
-    """Its entries. An array of texts, or of more than 4,096 numbers, such as those of a vocabulary, is its length."""
+    """Its entries. An array of texts, or of more than 4,096 numbers, such as those of a vocabulary, is not kept."""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
     """Type and shape of each tensor, the shape as PyTorch has it."""
 
     @property
     def architecture(self) -> str:
         """The name of its kind of model, by which its other entries are called."""
-        return str(self.metadata["general.architecture"])
+        named: str = self.metadata["general.architecture"]
+        return named
 
     def of_model(self, name: str, default: Any = None) -> Any:
         """An entry about the model."""
@@ -88,7 +98,8 @@ class GgufHeader:
         for kind, shape in self.tensors.values():
             sizes[kind] += prod(shape) if len(shape) > 1 else 0
         common = sizes.most_common(1)[0][0] if sizes else "F32"
-        file = _FILES.get(self.metadata.get("general.file_type", -1))
+        number = self.metadata.get("general.file_type")
+        file = _FILES.get(number) if isinstance(number, int) else None
         mixture = file if file and file.startswith(common[:4]) else common
         return FLOATS.get(common, mixture)
 
@@ -139,6 +150,8 @@ class _Tensor(NamedTuple):
 
     def check(self, most: int) -> None:
         """Raise ValueError if it does not fit into a file with ``most`` bytes behind the header."""
+        if 0 in self.shape:
+            raise ValueError(f"{self.name[:80]} has shape {[*self.shape]}, which has no number")
         end = self.offset + -(-prod(self.shape) // self.type.numbers) * self.type.bytes
         if end > most:
             raise ValueError(
@@ -161,16 +174,16 @@ class _Reader:
             raise ValueError("expected the first bytes GGUF, and version 2 or 3")
         if max(tensors, entries) > _MOST:
             raise ValueError(f"it says {tensors} tensors and {entries} entries, more than {_MOST}")
-        metadata = {self.text(): self.value(*self.unpacked("I")) for _ in range(entries)}
-        if "general.architecture" not in metadata:
-            raise ValueError("it has no general.architecture")
+        metadata = _once("entry", ((self.text(), self.value(*self.unpacked("I"))) for _ in range(entries)))
+        if not isinstance(metadata.get("general.architecture"), str):
+            raise ValueError("it has no general.architecture that is a text")
         found = [self.tensor() for _ in range(tensors)]
         alignment = metadata.get("general.alignment")
         begin = self.file.tell()
         begin += -begin % (alignment if isinstance(alignment, int) and alignment > 0 else _ALIGNMENT)
         for each in found:
             each.check(self.size - begin)
-        return GgufHeader(metadata, {each.name: (each.type.name, each.shape) for each in found})
+        return GgufHeader(metadata, _once("tensor", ((each.name, (each.type.name, each.shape)) for each in found)))
 
     def taken(self, count: int) -> bytes:
         """The next bytes. Raises ValueError if the file has fewer."""
@@ -200,12 +213,12 @@ class _Reader:
             if count <= _LISTED:
                 return list(self.unpacked(form))
             self.taken(struct.calcsize(f"<{form}"))
-            return count
+            return UnkeptArray(count)
         if inner != _STRING:
             raise ValueError(f"an array has entries of type {inner}")
         for _ in range(count):  # a vocabulary
             self.taken(int.from_bytes(self.taken(8), "little"))
-        return count
+        return UnkeptArray(count)
 
     def tensor(self) -> "_Tensor":
         name = self.text()
@@ -215,3 +228,13 @@ class _Reader:
         shape = self.unpacked(f"{rank}Q")[::-1]
         kind, offset = self.unpacked("IQ")
         return _Tensor(name, _TYPES.get(kind, _LEAST._replace(name=f"type {kind}")), shape, offset)
+
+
+def _once(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """The pairs as a mapping. Raises ValueError for a name that is there twice."""
+    found: dict[str, Value] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has the {what} {name[:80]} twice")
+        found[name] = value
+    return found

@@ -292,7 +292,12 @@ def _config(
     if _form(checkpoint, pieces) is not None:
         dtypes = ["float32"]
     if len(dtypes) > 1:
-        raise InvalidCheckpoint(f"the layer's tensors differ in dtype: {', '.join(dtypes)}", param="checkpoint")
+        odd = next(
+            pieces[name].tensor for name, each in headers.items() if each.dtype != headers["q_proj.weight"].dtype
+        )
+        raise InvalidCheckpoint(
+            f"the layer's tensors differ in dtype: {', '.join(dtypes)}; the first other is {odd}", param="checkpoint"
+        )
     count = attention.heads or 1
     width = attention.head_dim or 1
     latent = attention.latent

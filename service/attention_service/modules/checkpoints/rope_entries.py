@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.positions import Rope
-from attention_service.modules.checkpoints.family import Entries
+from attention_service.modules.checkpoints.family import Entries, is_number
 
 _LENGTH: Final = "original_max_position_embeddings"
 
@@ -102,8 +102,8 @@ def _yarn(given: Mapping[str, Any], original: Any, longest: Any) -> dict[str, An
         for name in ("beta_fast", "beta_slow", "truncate", "attention_factor")
         if given.get(name) is not None
     }
-    mscale, all_dims = given.get("mscale"), given.get("mscale_all_dim")
-    if "attention_factor" not in scaling and mscale and all_dims and isinstance(factor, int | float) and factor > 1:
+    mscale, all_dims = (_number(given, name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    if "attention_factor" not in scaling and mscale and all_dims and is_number(factor) and factor > 1:
         scaling["attention_factor"] = (0.1 * mscale * log(factor) + 1) / (0.1 * all_dims * log(factor) + 1)
     return scaling
 
@@ -111,8 +111,23 @@ def _yarn(given: Mapping[str, Any], original: Any, longest: Any) -> dict[str, An
 def _factor(given: Mapping[str, Any], original: Any, longest: Any) -> Any:
     """The factor, or the ratio of the lengths."""
     factor = given.get("factor")
-    return longest / original if factor is None and original and longest else factor
+    if factor is not None or not original or not longest:
+        return factor
+    for name, value in (("max_position_embeddings", longest), (_LENGTH, original)):
+        if not is_number(value):
+            raise _no_number(name, value)
+    return longest / original
 
 
-def _number(given: Mapping[str, Any], name: str, default: float) -> Any:
-    return default if given.get(name) is None else given[name]
+def _number(given: Mapping[str, Any], name: str, default: float) -> float:
+    value = default if given.get(name) is None else given[name]
+    if not is_number(value):
+        raise _no_number(name, value)
+    return float(value)
+
+
+def _no_number(name: str, value: Any) -> InvalidCheckpoint:
+    return InvalidCheckpoint(
+        f"config.json says {name} {str(value)[:80]!r} of its rotary positions; expected a number", param="checkpoint",
+        entry=name,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ def _describe(entries: Entries) -> Attention:
     causal = entries.part == "self" and entries.flag("is_decoder", default=False)
     return Attention(
         AttentionSpec(masks=[Causal()] if causal else []),
-        heads=entries.get("num_attention_heads"),
+        heads=entries.known_count("num_attention_heads"),
         unknown=() if entries.config or entries.part == "cross" else ("masks",),
     )
 

@@ -1,6 +1,6 @@
 """GPT-Neo, GPT-J and GPT-NeoX of EleutherAI, and OPT. Names of the models of ``transformers``."""
 
-from typing import Final
+from typing import Any, Final
 
 from attention_contract.positions import Rope
 from attention_contract.spec import AttentionSpec, Causal, Dot
@@ -16,16 +16,26 @@ def _gpt_neo(entries: Entries) -> Attention:
     """Layers are global or see a window, and scores have no scale."""
     kind = entries.of_layer("attention_layers")
     if kind is None:
-        groups = entries.get("attention_types", default=[[["global", "local"], 12]])
-        try:
-            kind = [each for kinds, times in groups for _ in range(times) for each in kinds][entries.layer]
-        except (TypeError, ValueError, IndexError):
-            raise entries.unsupported("attention_types", "expected [[[kinds], times], …] with all layers") from None
-    if kind not in {"global", "local"}:
+        kind = _repeated(entries.get("attention_types", default=[[["global", "local"], 12]]), entries.layer)
+        if kind is None:
+            raise entries.unsupported("attention_types", "expected [[[kinds], times], …] with all layers")
+    if kind not in ("global", "local"):
         raise entries.unsupported("attention_layers", "expected global or local")
     window = entries.count("window_size", default=256) if kind == "local" else None
     heads = entries.count("num_heads", "num_attention_heads", default=16)
     return Attention(AttentionSpec(score=Dot(), masks=masks(window)), heads)
+
+
+def _repeated(groups: Any, layer: int) -> Any:
+    """The kind of a layer by groups of kinds, each repeated some times; None if they have none for it."""
+    for group in groups if isinstance(groups, list) else ():
+        kinds, times = group if isinstance(group, list) and len(group) == 2 else (None, None)
+        if not isinstance(kinds, list) or type(times) is not int:
+            return None
+        if layer < len(kinds) * times:
+            return kinds[layer % len(kinds)]
+        layer -= len(kinds) * max(times, 0)
+    return None
 
 
 def _gptj(entries: Entries) -> Attention:

@@ -20,7 +20,7 @@ def _bloom(entries: Entries) -> Attention:
 
 def _mpt(entries: Entries) -> Attention:
     entries.must_be("is_causal", True)  # no such model of transformers runs
-    own = Entries(dict(entries.get("attn_config", default={})), entries.layer, entries.part, None, entries.parameters)
+    own = entries.object("attn_config")
     own.must_be("attn_type", "multihead_attention").must_be("prefix_lm", False).must_be("qk_ln", False)
     own.must_be("attn_uses_sequence_id", False).must_be("alibi", True).must_be("alibi_bias_max", 8)
     if own.get("clip_qkv"):

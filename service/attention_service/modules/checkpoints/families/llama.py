@@ -65,7 +65,7 @@ def masks(window: int | None) -> list[Mask]:
 def slides(entries: Entries, pattern: Callable[[int], bool]) -> bool:
     """True if the layer is one of a sliding window, by ``layer_types`` or by the family's pattern of layers."""
     kind = entries.of_layer("layer_types")
-    if kind not in {None, "sliding_attention", "full_attention"}:
+    if kind not in (None, "sliding_attention", "full_attention"):
         raise entries.unsupported("layer_types", "expected sliding_attention or full_attention")
     return pattern(entries.layer) if kind is None else bool(kind == "sliding_attention")
 

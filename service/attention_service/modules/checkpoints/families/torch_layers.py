@@ -25,7 +25,7 @@ def _attention(entries: Entries, *, alone: bool) -> Attention:
     unknown = ("masks", "add_zero_attn") if alone else ("masks",) if entries.part == "self" else ()
     return Attention(
         AttentionSpec(add_bias_kv="bias_k" in entries.parameters),
-        heads=entries.get("num_attention_heads", "num_heads", "nhead"),
+        heads=entries.known_count("num_attention_heads", "num_heads", "nhead"),
         unknown=unknown,
     )
 

@@ -1,6 +1,5 @@
 """bitsandbytes (0.50): int8 with a scale for each row, and NF4 with scales that may be quantized themselves."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from attention_service.modules.checkpoints.forms.quantized_form import (
     is_size,
     stored_shape,
 )
+from attention_service.modules.checkpoints.json_objects import UnreadableJson, json_object
 
 _STATE: Final = "weight.quant_state.bitsandbytes__nf4"
 _STATE_BYTES: Final = 2**16
@@ -60,11 +60,9 @@ class _QuantState:
         """Read it. Raises InvalidCheckpoint if an entry is missing or has another type."""
         name = f"{prefix}{_STATE}"
         try:
-            stated = json.loads(bytes(read(name).tolist()))
-        except (ValueError, RecursionError):
-            stated = None
-        if not isinstance(stated, dict):
-            raise InvalidCheckpoint.at("checkpoint", f"{name} is not a JSON object", tensor=name)
+            stated = json_object(bytes(read(name).tolist()))
+        except UnreadableJson as why:
+            raise InvalidCheckpoint.at("checkpoint", f"{name} {why}", tensor=name) from why
         shape, block, nested = stated.get("shape"), stated.get("blocksize"), stated.get("nested_blocksize", 1)
         offset = stated.get("nested_offset", 0.0)
         if not isinstance(shape, list) or not shape or not all(map(is_size, shape)):

@@ -182,12 +182,12 @@ def lens(model: PreTrainedModel, loaded: LoadedModel) -> float:
         options += [{"of": ["heads"]}] if heads else []
     for fields in options:
         alone = [_lens(loaded, stream, ids, targets, **fields) for ids in TEXTS]
-        together = _lens(loaded, stream, TEXTS, targets, **fields)
+        batches = [] if loaded.reader.mixes_padding(len(IDS)) else [_lens(loaded, stream, TEXTS, targets, **fields)]
         if fields["of"] == ["hidden"]:
             readings = [np.asarray(each.layers[-1].hidden.targets)[0] for each in alone]
             if stream.places[last].layer is stream.last:
                 errors.append(error(readings[0], logits[targets]))
-            batched = np.asarray(together.layers[-1].hidden.targets)[:, 0]
+            batched = [np.asarray(each.layers[-1].hidden.targets)[:, 0] for each in batches]
         else:
             part = fields["of"][0]
             readings = [_total(each, part, None) for each in alone]
@@ -195,9 +195,8 @@ def lens(model: PreTrainedModel, loaded: LoadedModel) -> float:
                 error(reading, np.asarray(each.logits)[0]) for reading, each in zip(readings, alone, strict=True)
             ]
             errors.append(error(readings[0], logits[targets]) if not _is_capped(loaded) else 0.0)
-            batched = np.stack([_total(together, part, row) for row in range(len(TEXTS))])
-        if _pads_alike(loaded):
-            errors.append(error(batched, readings))
+            batched = [np.stack([_total(each, part, row) for row in range(len(TEXTS))]) for each in batches]
+        errors += [error(each, readings) for each in batched]
     return max(errors, default=0.0)
 
 
@@ -230,13 +229,6 @@ def _stream(loaded: LoadedModel) -> ResidualStream:
     return find_stream(loaded)
 
 
-@lru_cache(maxsize=1)
-def _pads_alike(loaded: LoadedModel) -> bool:
-    """True if a padded text has the numbers that it has alone."""
-    alone = [_logits(loaded, ids) for ids in TEXTS]
-    return loaded.passes_over_padding and max(map(error, _logits(loaded, TEXTS), alone)) < 1e-4
-
-
 # ── effects and paths ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -253,7 +245,7 @@ def effects(_: PreTrainedModel, loaded: LoadedModel) -> float:
     keys = [place.key for place in dict.fromkeys(ends)]
     request = {"layers": keys or "all", "sweep": sweep, "of": {"position": -1, "token": _TOKEN}}
     found = [_effects(loaded, tokens=IDS, **request)]
-    texts = TEXTS if _pads_alike(loaded) else [IDS]
+    texts = [IDS] if loaded.reader.mixes_padding(len(IDS)) else TEXTS
     found += [_effects(loaded, tokens=ids, **request) for ids in texts[1:]]
     clean = [_log(_logits(loaded, ids), _TOKEN) for ids in texts]
     expected = [
@@ -296,7 +288,7 @@ def paths(model: PreTrainedModel, loaded: LoadedModel) -> float:
         raise TypeError("paths of a model without attention")
     expected = [_log(each, token) - _log(logits, token) for each in _without(model, loaded, stream, place)]
     errors = [error(found, expected, _SPAN)]
-    if _pads_alike(loaded):
+    if not loaded.reader.mixes_padding(len(IDS)):
         both = EffectsOfPaths(loaded, validate(ModelEffectsRequest, {"tokens": TEXTS, **request}), stream)
         while not both.has_ended:
             both.advance(both.copies)

@@ -35,7 +35,7 @@ difference, as a share of the largest number that is compared.
   *no* texts, and the largest difference of logits from those of the same texts alone, over 6 tokens of three texts.
 - *invariants*: the largest error of what holds for any model: weights times values are the context, rows sum to one
   less their sink, edits by a factor of one change nothing, and a text of a padded batch gives the numbers that it gives
-  alone.
+  alone, or that batch is refused.
 - *implicit*: of layers that mix tokens by a running state, the largest difference of their
   [implicit weights](models.md#layers-without-a-softmax) times values from their own output in transformers, in float64.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).

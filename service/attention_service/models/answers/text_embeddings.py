@@ -144,7 +144,8 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
 
 def passes_of(loaded: LoadedModel, plan: EmbeddingPlan) -> list[EmbeddingPlan]:
     """The texts of each pass: all in one, or each alone where padding would change its numbers."""
-    if len({*map(len, plan.rows)}) == 1 or loaded.passes_over_padding:
+    lengths = {*map(len, plan.rows)}
+    if len(lengths) == 1 or not loaded.reader.mixes_padding(max(lengths)):
         return [plan]
     return [plan.of([text]) for text in range(len(plan.rows))]
 

@@ -14,7 +14,6 @@ from attention_service.models.inputs.model_limits import (
     first_token,
     is_classifier,
     positions_behind_padding,
-    runs_over_padding,
     takes_last_token,
 )
 from attention_service.models.inputs.question_tokens import GlobalTokens
@@ -42,6 +41,8 @@ class InputReader(TextReader):
     """True if the decoder reads the text itself, moved by one token, as in classifiers of BART and T5."""
     last_states: int | None = None
     """The last hidden states of an input, of a model whose layers merge its tokens; None for one of each token."""
+    pads_up_to: int | None = None
+    """The tokens up to which a text filled up with padding has the numbers that it has alone; None for any number."""
     senses = "sees images"
     """The input of layers that do not read texts."""
 
@@ -52,13 +53,17 @@ class InputReader(TextReader):
         self._device = model.device
         self._global = GlobalTokens.of(model)
         ahead = bool(model.can_generate()) or takes_last_token(model)
-        self.pads_left = ahead and not self.pairs and not runs_over_padding(model)
-        """True if texts of one batch are filled up at their beginnings."""
+        self.pads_left = ahead and not self.pairs
+        """True if texts of one batch are filled up at their beginnings; a trial at load chooses the other side."""
         self._counts_positions = "position_ids" in self.names and positions_behind_padding(model) is None
         """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
         pad: Any = getattr(model.config.get_text_config(), "pad_token_id", None)
         self._pad = int(pad) if self.knows(pad) else 0
         self._start = first_token(model, self._pad)
+
+    def mixes_padding(self, length: int) -> bool:
+        """True if a text has other numbers beside a longer one, of ``length`` tokens, than alone."""
+        return self.pads_up_to is not None and length > self.pads_up_to
 
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a few tokens: ``TEXT``, and ``TARGET`` of a target; then of others."""
@@ -97,6 +102,13 @@ class InputReader(TextReader):
             if self._global is not None:
                 self._global.check(text.ids, place)
         stack, target = self.batch(texts), None
+        if stack.mask is not None and self.mixes_padding(stack.length):
+            beyond = f" beside one of more than {self.pads_up_to} tokens" if self.pads_up_to else ""
+            raise InvalidRequest.at(
+                field,
+                f"padding changes the numbers of a text of this model{beyond}; send texts that have the same number of "
+                "tokens, or one text a request",
+            )
         arguments = self.arguments(stack)
         if self.shifts and request.target is None:
             target = self._shifted(stack)
@@ -117,7 +129,7 @@ class InputReader(TextReader):
         return 0
 
     def batch(self, texts: Sequence[Tokens]) -> Stack:
-        """Pad texts to one batch: at the left for a model that generates, else at the right."""
+        """Pad texts to one batch: see ``pads_left``."""
         length = max(len(text.ids) for text in texts)
         ids = torch.full((len(texts), length), self._pad, dtype=torch.int64)
         mask = torch.zeros(len(texts), length, dtype=torch.bool)

@@ -16,7 +16,6 @@ _STRETCHED: Final = frozenset({"linear", "yarn"})
 """Rotations whose factor a config may have beside the positions without it. What a dynamic one does for a long text
 depends on the texts before, so its factor is not taken."""
 _NO_TOKEN: Final = -1
-_RUNS_OVER_PADDING: Final = frozenset({"recurrent_gemma", "rwkv", "xlstm"})
 SOUND: Final = frozenset({"input_features", "input_values"})
 """The main arguments of models that hear."""
 
@@ -45,11 +44,6 @@ def takes_last_token(model: PreTrainedModel) -> bool:
         config.pad_token_id = _NO_TOKEN
         return True
     return False
-
-
-def runs_over_padding(model: PreTrainedModel) -> bool:
-    """True for a model whose running state no mask keeps from padding, so that it stands behind the texts."""
-    return model.config.get_text_config().model_type in _RUNS_OVER_PADDING
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

@@ -203,7 +203,7 @@ def may_have_more_rows(
     if request.alone or request.keep or seen or loaded.head.unit == "choice" or not loaded.stacks_texts:
         return False
     others = {(place.keys_of, place.mixes) for place in places} - {("tokens", "attention")}
-    return inputs.text.length <= LONGEST and not others and loaded.passes_over_padding
+    return inputs.text.length <= LONGEST and not others and not loaded.reader.mixes_padding(2 * inputs.text.length)
 
 
 def _has_too_many(place: AttentionPlace, request: LayerRequest) -> bool:

@@ -105,20 +105,6 @@ def find_last_states(
     return LastStates(part, states.shape[2], time_first, alone, run)
 
 
-def has_numbers_of_alone(reader: InputReader, run: Run) -> bool:
-    """True if a short text has the outputs that it has alone where it is filled up to the length of another."""
-    together, alone = _texts(reader, (TEXT, TARGET)), _texts(reader, (TARGET,))
-    try:
-        with torch.no_grad():
-            found, own = (run(reader.arguments(texts), AttentionPass({}))[0] for texts in (together, alone))
-    except NOT_RUNNING:
-        return False
-    if found.ndim < 3:  # one output of each text
-        return _same(found[1], own[0])
-    real = slice(None) if together.mask is None else together.mask[1].to(found.device)
-    return found.shape[1] == together.length and _same(found[1][real], own[0])
-
-
 def own_arguments(part: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a model that a part of it takes by name."""
     names = inspect.signature(part.forward).parameters

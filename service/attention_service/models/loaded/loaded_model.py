@@ -29,12 +29,12 @@ from attention_service.models.loaded.entering_states import EnteringStates
 from attention_service.models.loaded.last_states import (
     LastStates,
     find_last_states,
-    has_numbers_of_alone,
     own_arguments,
 )
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, no_layers_seen
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
+from attention_service.models.loaded.padding_trial import choose_padding
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import compute_in_float64
@@ -145,21 +145,28 @@ class LoadedModel:
                 )
         self.shared_layers = SharedLayers(model, [*self.places.values()])
         self.entering = EnteringStates(model, self.reader, [*self.places.values()], self._run_bare)
+        if model.main_input_name == "input_ids":
+            headless = self.reader.shifts or self.head.unit == "choice"
+            alike = choose_padding(self.reader, self.run, model.base_model if headless else None)
+            self.reader.pads_up_to = self._unchosen_tokens if alike else 0
+
+    @property
+    def _unchosen_tokens(self) -> int | None:
+        """The tokens up to which padding changes no choice of keys; None for any number.
+
+        Among more tokens than it chooses, an indexer may take others of equal scores. Padding moves the bounds of keys
+        that stand for several tokens.
+        """
+        if any(place.compression for place in self.places.values()):
+            return 0
+        chooses = any(CHOSEN in place.beside.names for place in self.places.values())
+        return int(getattr(self.model.config.get_text_config(), "index_topk", None) or 0) if chooses else None
 
     @property
     def stacks_texts(self) -> bool:
         """True if the rows of a batch are texts at every attention, so that those of several questions share passes."""
         whole = all(place.windows is None for place in self.places.values())
         return whole and self.attention.way == "computed"
-
-    @cached_property
-    def passes_over_padding(self) -> bool:
-        """True if a text has the same numbers in a batch with longer ones, as a short run shows.
-
-        An attention that chooses keys has not: padding decides between keys of equal scores.
-        """
-        chooses = any(CHOSEN in place.beside.names for place in self.places.values())
-        return not chooses and has_numbers_of_alone(self.reader, self.run)
 
     @cached_property
     def last_states(self) -> LastStates:

@@ -22,7 +22,7 @@ def joins(loaded: LoadedModel, plan: ContextPlan) -> bool:
     No trial has shown that texts of an observed attention do not change each other, nor that layers which mix tokens
     without keys pass over padding.
     """
-    if loaded.implicit or model_info(loaded)["unseen"] or not loaded.passes_over_padding:
+    if loaded.implicit or model_info(loaded)["unseen"] or loaded.reader.mixes_padding(plan.inputs.text.length):
         return False
     computed = loaded.attention.way == "computed" and not set(plan.inputs.arguments) - TEXT_ARGUMENTS
     return computed and all(place.keys_of == "tokens" for place in plan.places)

@@ -325,6 +325,10 @@ class LayerGradients(WireModel):
     layer: LayerRef
     heads: IfRequested[FloatArray] = ABSENT
     """``[B, H]``: Σ ∂L/∂context · context of each head. Source: Michel et al. 2019, without the absolute value."""
+    heads_normed: IfRequested[bool] = ABSENT
+    """True with ``heads`` of a layer in which each head has a norm right behind its context, such as a gated delta net.
+    L does not depend on the size of such a context, so ``heads`` are 0 up to rounding and the norm's ε. They do not
+    say that the heads do nothing: ask for effects of edits that remove them."""
     gradients: dict[str, FloatArray] = Field(default_factory=dict)
     """∂L/∂name of ``hidden`` and of taps."""
 

@@ -5,7 +5,9 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from tests.client.tiny_models import tokenizer
 from tests.models.small_models import DECODERS, IDS, PAIRS, eager, loaded
+from tests.models_walk.compared import built
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
@@ -233,3 +235,38 @@ def test_a_bad_request_names_its_field(field, request_):
     with pytest.raises(InvalidRequest) as fault:
         ModelGradients(loaded("llama"), ModelGradientsRequest.model_validate({"tokens": IDS} | request_))
     assert fault.value.param == field
+
+
+@pytest.mark.sampled(kind=1)
+@pytest.mark.parametrize("kind", ["qwen3_next", "xlstm", "olmo_hybrid"])
+def test_heads_behind_a_norm_of_their_own_are_said_to_be_0_whatever_they_do(kind):
+    """With values so large that the norm's ε is nothing, the first-order effect is 0, and removing a head still tells."""
+    model = built(kind).requires_grad_(False)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "v_proj" in name or name.endswith((".v.weight", "in_proj_qkvz.weight")):
+                parameter.mul_(30)
+    own = LoadedModel(kind, model, tokenizer(), Device.open("cpu"))
+    first = next(iter(own.implicit.values())).key
+    reply = ModelGradients(own, ModelGradientsRequest(tokens=IDS, of={"token": 7}, layers=[first])).reply()
+    (layer,) = reply.layers
+    assert layer.heads_normed
+    removed = {str(first): [{"tap": "context", "heads": [0], "set": 0}]}
+    without = ModelGradients(
+        own, ModelGradientsRequest(tokens=IDS, of={"token": 7}, edits=removed, by_head=False)
+    ).reply()
+    change = abs(float(without.value) - float(reply.value))
+    assert abs(layer.heads[0]) < 1e-3 * change
+    attending = [place.key for place in own.places.values()]
+    if attending:
+        others = (
+            ModelGradients(own, ModelGradientsRequest(tokens=IDS, of={"token": 7}, layers=attending)).reply().layers
+        )
+        assert {each.heads_normed for each in others} == {None}
+    own.close()
+
+
+@pytest.mark.sampled(family=2)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_without_a_norm_are_not_said_to_have_one(family):
+    assert {each.heads_normed for each in gradients(family, tokens=IDS, of={"token": 7}).layers} == {None}

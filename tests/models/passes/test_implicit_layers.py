@@ -177,3 +177,19 @@ def test_the_memory_of_the_matrices_is_admitted_before():
         (held,) = peaks([partial(weights_reply, model, request, checked)])
         assert held < need[layer]
     assert need[0] > need[1]
+
+
+def test_a_closed_input_gate_of_the_rg_lru_shows_in_its_values_and_not_in_its_weights():
+    """M holds the products of the recurrent gates alone."""
+    model = built("recurrent_gemma").requires_grad_(False)
+    found = []
+    for closed in (False, True):
+        own = copy.deepcopy(model)
+        if closed:
+            own.get_submodule("model.layers.0.temporal_block.rg_lru").input_gate_bias.fill_(-1e4)
+        shut = LoadedModel("gate", own, tokenizer(), device())
+        found += forward_reply(shut, ModelForwardRequest(tokens=IDS, layers=[0], return_=["weights", "v"])).layers
+    open_gate, closed_gate = found
+    np.testing.assert_array_equal(closed_gate.weights, open_gate.weights)
+    assert np.abs(open_gate.v).max() > 1e-3
+    assert not np.abs(closed_gate.v).any()

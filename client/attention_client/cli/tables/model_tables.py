@@ -177,6 +177,11 @@ def differentiated(reply: ModelGradientsReply) -> None:
             for layer in reply.layers
             if layer.heads is not None
         )
+        if normed := [str(layer.layer) for layer in reply.layers if layer.heads_normed]:
+            print_out(
+                f"Each head of layer {', '.join(normed)} has a norm behind its context, so its number is 0 up to "
+                "rounding, whatever the head does; ask for effects."
+            )
     table(
         {"layer": str(layer.layer), "gradient of": name, "shape": str([*array.shape])}
         for layer in reply.layers

@@ -28,6 +28,7 @@ from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.graph_runs import EMBEDDINGS, STATES, GraphRun, GraphRuns, Point, differentiated
+from attention_service.models.answers.head_norms import is_normed_by_head, may_be_normed
 from attention_service.models.answers.objective import objective_of
 from attention_service.models.costs.answer_parts import BACKWARD, OwnTime, Passes, at_once
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
@@ -83,6 +84,8 @@ class ModelGradients:
             place.key: bind_selection(request.select, self.checked.bound(place)) for place in self.checked.places
         }
         self._time = OwnTime()
+        self._normed_kinds: dict[type, bool] = {}
+        """The classes of attentions that were tried for a norm of each head."""
         self.kernels: dict[str, None] = {}
         """The kernels of the run of ``by_part``."""
         taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | STATES)
@@ -170,12 +173,20 @@ class ModelGradients:
         if self._request.by_head and point in gradients:  # by default, where it is seen
             effect = gradients[point] * run.at[point].detach()
             fields["heads"] = array(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
+            if may_be_normed(effect) and self._normed(place):
+                fields["heads_normed"] = True
         found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
         for tap in self._taps:
             problem, selection = run.asking.problems[place.key], self._selections[place.key]
             found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
         arrays = {name: (states if name == "hidden" else array)(x) for name, x in found.items()}
         return valid(LayerGradients, fields | {"gradients": arrays})
+
+    def _normed(self, place: AttentionPlace) -> bool:
+        kind = type(place.module)
+        if kind not in self._normed_kinds:
+            self._normed_kinds[kind] = is_normed_by_head(self._loaded, place)
+        return self._normed_kinds[kind]
 
     def _integrated(self, embedded: Tensor, steps: int, points: int) -> Passes[tuple[Tensor, Tensor]]:
         """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.

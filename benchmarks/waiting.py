@@ -1,6 +1,6 @@
 """The wait of a caller beside long requests of another to the same model: of a sentence, and of each token of a text.
 
-``python -m benchmarks.waiting`` prints five rows, one for each kind of long request.
+``python -m benchmarks.waiting`` prints a row for each kind of long request.
 """
 
 import multiprocessing
@@ -36,6 +36,9 @@ LONG: Final[dict[str, tuple[int, str, dict[str, Any]]]] = {
     ),
     "4 texts of 990 kB to be tokenized": (
         4, "/v1/tokenize", {"model": MODEL, "prompt": (WORDS * 20_000)[:990_000]},
+    ),
+    "8 requests for the weights of 32 texts of 500 tokens": (
+        8, f"/v1/models/{MODEL}/weights", {"text": [WORDS * 31] * 32, "return_weights": False},
     ),
     "8 sweeps over all heads and keys": (
         8, f"/v1/models/{MODEL}/effects",

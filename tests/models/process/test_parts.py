@@ -47,6 +47,8 @@ VARIANTS = {
     }),
     "many prompts": ("complete", {"model": "llama", "prompt": [PROMPT] * 30, "max_tokens": 2}),
     "an answer": ("gradients", {"text": PROMPT, "answer": ANSWER, "integrated": 50}),
+    "many texts": ("forward", {"text": TEXTS}),
+    "the weights of many texts": ("weights", {"text": TEXTS, "return_weights": False}),
 }  # fmt: skip
 CASES = {name: (name, fields) for name, fields in REQUESTS.items()} | VARIANTS
 NOT_RUN = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,12 @@ class Stack:
         mask = None if self.mask is None else self.mask.repeat(times, 1)
         parts = None if self.parts is None else self.parts * times
         return replace(self, ids=self.ids.repeat(times, 1), mask=mask, spans=self.spans * times, parts=parts)
+
+    def part(self, texts: slice) -> "Stack":
+        """Some of the texts, padded as they are."""
+        names = ("ids", "mask", "spans", "names", "patches", "parts", "segments", "seconds")
+        own: dict[str, Any] = {name: value[texts] for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **own)
 
     @cached_property
     def host_ids(self) -> NDArray[np.int64]:

@@ -24,6 +24,7 @@ from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.answers.context.context_run import ContextRun
+from attention_service.models.answers.divided_questions import divided, may_divide
 from attention_service.models.answers.joined_questions import group_of
 from attention_service.models.answers.lenses.jacobian_rows import jacobian_rows, plan_rows
 from attention_service.models.answers.lenses.lens_file import LensFile
@@ -318,14 +319,19 @@ class ModelOperations:
         return PricedRun(need, parts, self.costs.silent_seconds(checked, passes))
 
     def _of_texts(
-        self, need: int, answer: Callable[[], Passes[WireModel]], texts: int, length: int, passes: int = 1
-    ) -> PricedRun:
-        """The work of an answer of many texts of at most so many tokens, some of them at a time."""
+        self, need: int, answer: Callable[[], Passes[WireModel]], texts: int, length: int, passes: int = 1,
+        runs: TimedRuns | None = None, text_ms: float = 0.0,
+    ) -> PricedRun:  # fmt: skip
+        """The work of an answer of many texts of at most so many tokens, some of them at a time.
+
+        ``runs``: those that are predicted, at ``text_ms`` milliseconds a text.
+        """
+        first = min(texts, self.costs.memory.in_part(length, passes))
 
         def parts() -> Parts:
-            return (yield from _timed(answer(), lambda passes: self.costs.seconds_of(1, length, passes)))
+            timed = answer() if runs is None else runs.parts(answer(), first, text_ms)
+            return (yield from _timed(timed, lambda passes: self.costs.seconds_of(1, length, passes), runs))
 
-        first = min(texts, self.costs.memory.in_part(length, passes))
         return PricedRun(need, parts, self.costs.seconds_of(first, length, passes))
 
     def timed(self, request: ModelForwardRequest | ModelWeightsRequest) -> TimedRuns:
@@ -355,9 +361,14 @@ class ModelOperations:
                 return Answer(answer(self.loaded, request, checked), self.loaded.take_recording())
 
             runs, predicted_ms = self.timed(request), (1 + beside) * self.question_ms(request, [checked])
+            need = (1 + beside) * self.costs.memory.needed_bytes(checked, request)
+            texts, length = len(checked.inputs.predicted.ids), _longest(checked)
+            some = self.costs.memory.in_part(length, 1 + beside)
+            if some < texts and may_divide(self.loaded, request, checked):
+                parts = partial(divided, self.loaded, request, checked, some, answer)
+                return self._of_texts(need, parts, texts, length, 1 + beside, runs, predicted_ms / texts)
             return PricedRun(
-                (1 + beside) * self.costs.memory.needed_bytes(checked, request), lambda: runs.run(run, predicted_ms),
-                self.costs.silent_seconds(checked, 1 + beside),
+                need, lambda: runs.run(run, predicted_ms), self.costs.silent_seconds(checked, 1 + beside),
                 group=group_of(self.loaded, request, checked), length=checked.inputs.text.length,
                 question=(request, checked),
             )  # fmt: skip

@@ -56,6 +56,18 @@ def prepared(model, operation, request):
     return model.prepare(operation, body, facts, lambda _: None)
 
 
+@pytest.mark.parametrize(("before", "behind"), [(3.0, 1.0), (1.0, 3.0)])
+def test_predictions_follow_programs_that_end_or_begin_beside(before, behind):
+    pace, off = ModelPace(), []
+    for run in range(40):
+        predicted_ms, took_ms = [(2.0, 4.0), (6.0, 18.0)][run % 2]
+        took_ms *= before if run < 20 else behind
+        if run >= 28:
+            off.append(pace.estimate("forward", predicted_ms).median / took_ms)
+        pace.note("forward", predicted_ms, took_ms)
+    assert all(0.7 < each < 1.4 for each in off)
+
+
 @pytest.mark.parametrize("ratio", [0.2, 1.0, 7.0])
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 def test_ten_runs_bring_the_median_of_every_kind_to_what_they_took(ratio, spread):

@@ -8,13 +8,15 @@ from attention_service.runtime.planning.run_ratios import RunRatios
 
 _UNSEEN: Final = 3.0
 """Ratio of the upper bound to the median before any run."""
+_RECENT: Final = 12
+"""Runs that tell the pace: programs that begin or end beside a model change that of all its runs."""
 
 
 class ModelPace:
     """Runs of a model by their kind: what they took, beside what the roofline predicted. Times are milliseconds."""
 
     def __init__(self) -> None:
-        self._every = RunRatios()
+        self._every = RunRatios(_RECENT)
         self._kinds: dict[str, RunRatios] = {}
 
     def estimate(self, kind: str, predicted_ms: float) -> Estimate:
@@ -37,7 +39,7 @@ class ModelPace:
 
     def note(self, kind: str, predicted_ms: float, measured_ms: float) -> None:
         """Learn from a run. ``predicted_ms``: as for ``estimate``."""
-        for runs in (self._every, self._kinds.setdefault(kind, RunRatios())):
+        for runs in (self._every, self._kinds.setdefault(kind, RunRatios(_RECENT))):
             runs.note(predicted_ms / 1e3, measured_ms / 1e3)
 
 

@@ -24,7 +24,9 @@ _STEEPEST: Final = 0.75
 class RunRatios:
     """The last runs of one kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: int = _KEPT) -> None:
+        """``recent``: the last runs from which the median follows; the slope and the bounds follow from all."""
+        self._recent = recent
         self._seen: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         """Natural logarithms of the predicted seconds, without a factor, and of measured over predicted time."""
 
@@ -41,8 +43,11 @@ class RunRatios:
         away = sizes - np.median(sizes)
         slope = float(away @ (ratios - np.median(ratios)) / (away @ away + _LEVEL))
         slope = min(max(slope, -_STEEPEST), _STEEPEST)
-        low, middle, high = np.quantile(ratios - slope * away, (0.05, 0.5, 0.95)).tolist()
+        levels = ratios - slope * away
+        middle = float(np.median(levels[-self._recent :]))
+        low, high = np.quantile(levels, (0.05, 0.95)).tolist()
         short, long = (middle + slope * float(end) for end in (away.min(), away.max()))
         share = len(self._seen) / (len(self._seen) + _FEW)
-        low, high = share * (low - middle) - (1 - share) * _WIDE, share * (high - middle) + (1 - share) * _WIDE
+        below, above = min(low - middle, 0.0), max(high - middle, 0.0)
+        low, high = share * below - (1 - share) * _WIDE, share * above + (1 - share) * _WIDE
         return Factor(float(sizes.min()), float(sizes.max()), short, long, low, high)

@@ -240,7 +240,7 @@ def test_a_bad_request_names_its_field(field, request_):
 @pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["qwen3_next", "xlstm", "olmo_hybrid"])
 def test_heads_behind_a_norm_of_their_own_are_said_to_be_0_whatever_they_do(kind):
-    """With values so large that the norm's ε is nothing, the first-order effect is 0, and removing a head still tells."""
+    """With values beside which the norm's ε is nothing, the first-order effect is 0, and removing a head tells."""
     model = built(kind).requires_grad_(False)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

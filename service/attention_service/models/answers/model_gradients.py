@@ -28,12 +28,12 @@ from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.graph_runs import EMBEDDINGS, STATES, GraphRun, GraphRuns, Point, differentiated
-from attention_service.models.answers.head_norms import is_normed_by_head, may_be_normed
 from attention_service.models.answers.objective import objective_of
 from attention_service.models.costs.answer_parts import BACKWARD, OwnTime, Passes, at_once
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
+from attention_service.models.loaded.head_norms import is_normed_by_head, may_be_normed
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.loaded.model_loading import places_of_parts

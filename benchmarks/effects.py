@@ -17,7 +17,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.measured_runs import measured
 from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.answers.swept_effects import EffectsOfSweep
+from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
 from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel

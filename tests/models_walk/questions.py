@@ -30,7 +30,7 @@ from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.lenses.residual_stream import ResidualStream, find_stream
 from attention_service.models.answers.paths.path_effects import EffectsOfPaths
-from attention_service.models.answers.swept_effects import EffectsOfSweep
+from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
 from attention_service.models.answers.text_embeddings import EmbeddingPlan, embed, plan_embedding
 from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.costs.answer_parts import at_once

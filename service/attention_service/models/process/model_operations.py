@@ -45,8 +45,8 @@ from attention_service.models.answers.pair_similarity import (
 from attention_service.models.answers.paths.path_cost import path_cost
 from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.paths.path_models import check_stack
-from attention_service.models.answers.sweep_cost import sweep_cost
-from attention_service.models.answers.swept_effects import EffectsOfSweep
+from attention_service.models.answers.sweeps.sweep_cost import sweep_cost
+from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
 from attention_service.models.answers.text_embeddings import plan_embedding
 from attention_service.models.answers.tokenized_inputs import characters, tokenize, tokenizing_bytes
 from attention_service.models.answers.vector_parts import embeddings, similarities

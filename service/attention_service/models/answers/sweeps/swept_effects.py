@@ -9,7 +9,7 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReply,
 from attention_contract.schemas.attention import Edit
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.measured_runs import MeasuredRuns
-from attention_service.models.answers.swept_edits import layer_sweep
+from attention_service.models.answers.sweeps.swept_edits import layer_sweep
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask, OwnTexts

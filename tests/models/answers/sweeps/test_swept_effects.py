@@ -10,7 +10,7 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReques
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.answers.swept_effects import EffectsOfSweep
+from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
 
 TEXTS = [IDS, IDS[3:8]]
 HEADS = {"tap": "context", "over": ["layers", "heads"], "set": 0}

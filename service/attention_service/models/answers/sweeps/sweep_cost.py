@@ -4,7 +4,7 @@ from math import ceil, prod
 
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
 from attention_service.models.answers.measured_runs import check_attends
-from attention_service.models.answers.swept_edits import swept_axes
+from attention_service.models.answers.sweeps.swept_edits import swept_axes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.costs.model_pace import multiple_of
 from attention_service.models.costs.pass_memory import SweepSizes

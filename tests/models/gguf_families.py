@@ -53,6 +53,11 @@ class Family:
         torch.manual_seed(0)
         kind = getattr(transformers, self.name.removesuffix("Text") + self.head)
         model = kind._from_config(config, attn_implementation="eager").eval()
+        if (
+            self.config.get("tie_word_embeddings") is False and model.config.tie_word_embeddings
+        ):  # as T5's config forces
+            model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape))
+            model.config.tie_word_embeddings = False
         with torch.no_grad():
             for name, values in [*model.named_parameters(), *model.named_buffers()]:
                 odd = name.endswith("correction_bias") or (values.ndim == 1 and values.is_floating_point())
@@ -291,6 +296,8 @@ FAMILIES = {
     "t5": Family("t5", "T5", _T5 | {"feed_forward_proj": "relu"}, _OF_T5, "ForConditionalGeneration", alone=True),
     "t5-gated": Family("t5", "T5", _T5 | {"feed_forward_proj": "gated-gelu"}, _OF_T5, "ForConditionalGeneration",
                        alone=True),
+    "t5-own-output": Family("t5", "T5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, _OF_T5,
+                            "ForConditionalGeneration", alone=True),
     "umt5": Family("t5", "UMT5", _T5 | {"feed_forward_proj": "gated-gelu"}, _OF_T5, "ForConditionalGeneration",
                    alone=True),
     "lfm2": Family(

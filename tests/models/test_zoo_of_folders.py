@@ -1,4 +1,4 @@
-"""A repository of 40 folders as people have them: the list says of each what it takes, why not, and what is left out.
+"""A repository of 50 folders as people have them: the list says of each what it takes, why not, and what is left out.
 
 Nothing is loaded, and no process is started.
 """
@@ -25,6 +25,7 @@ from tests.models.gguf_files import llama, write
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 BERT = {"model_type": "bert"}
+T5 = {"model_type": "t5", "is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"]}
 TEXT = {"tokenizer.json": "{}"}
 SPOKEN = TEXT | {"chat_template.jinja": "{{ messages }}"}
 PICTURES = {"preprocessor_config.json": {"image_processor_type": "ViTImageProcessor", "do_resize": True}}
@@ -88,10 +89,27 @@ ZOO = {
         BERT | {"architectures": ["BertForSequenceClassification"]}, {"vocab.txt": "a"}, ("text", "text_pair")
     ),
     "sentences": Animal(BERT, TEXT | {"modules.json": [], "1_Pooling/config.json": {}}, ("text",)),
-    "t5": Animal(
-        {"model_type": "t5", "is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"]},
-        {"spiece.model": "x"}, ("text", "target"),
+    "t5": Animal(T5, TEXT, ("text", "target")),
+    "t5-pieces": Animal(
+        T5, {"spiece.model": "x"}, ("text", "target") if find_spec("sentencepiece") else (),
+        left_out=() if find_spec("sentencepiece") else ("spiece.model",),
     ),
+    "config-of-tokenizer": Animal(
+        BERT, {"tokenizer_config.json": {"do_lower_case": False}, "chat_template.jinja": "x"},
+        left_out=("chat_template.jinja", "tokenizer_config.json"),
+    ),
+    "other-vocabulary": Animal({"model_type": "albert"}, {"vocab.txt": "a"}, left_out=("vocab.txt",)),
+    "other-class": Animal(
+        {"model_type": "albert"}, {"vocab.txt": "a", "tokenizer_config.json": {"tokenizer_class": "BertTokenizerFast"}},
+        ("text",),
+    ),
+    "half-a-vocabulary": Animal({"model_type": "gpt2"}, {"vocab.json": "{}"}, left_out=("vocab.json",)),
+    "empty-vocabulary": Animal(BERT, {"vocab.txt": ""}, left_out=("vocab.txt",)),
+    "twice": Animal(BERT, TEXT | {"vocab.txt": "a"}, ("text",), left_out=("vocab.txt",)),
+    "no-tokens-of-its-own": Animal({"model_type": "esm"}, TEXT, left_out=("tokenizer.json",)),
+    "characters": Animal({"model_type": "canine"}, {}, ("text",)),
+    "bytes": Animal(T5 | {"tokenizer_class": "ByT5Tokenizer"}, {}, ("text", "target")),
+    "pages": Animal({"model_type": "layoutlmv3"}, TEXT, left_out=("tokenizer.json",)),
     "vit": Animal({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, PICTURES, ("images",)),
     "clip": Animal({"model_type": "clip", "text_config": {}, "vision_config": {}}, TEXT | PICTURES, ("text", "images")),
     "llava": Animal(

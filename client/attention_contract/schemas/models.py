@@ -140,10 +140,11 @@ class ModelInfo(WireModel):
     """Its layers that mix tokens and are not among ``layers``, with the reason, by number or by stack and number; known
     once the model is resident."""
     left_out: list[str] = Field(default_factory=list)
-    """Files of its folder that are not read, each with the reason, such as tensors in another format, or a config.json
-    beside a GGUF file, which is read alone; files of an adapter's folder that are not used, such as another tokenizer.
-    Once the model is resident, also the first 100 tensors that it does not take, such as a classifier of texts, and an
-    ``eos_token_id`` beyond its vocabulary, with which no text ends."""
+    """Files of its folder that are not read, each with the reason, such as tensors in another format, a vocabulary of
+    another kind than its tokenizer reads, or a config.json beside a GGUF file, which is read alone; files of an
+    adapter's folder that are not used, such as another tokenizer. Once the model is resident, also the first 100
+    tensors that it does not take, such as a classifier of texts; an ``eos_token_id`` beyond its vocabulary, with which
+    no text ends; a tokenizer that cannot be read, or that has tokens for fewer than half of its embeddings."""
     refused: str | None = None
     """The reason why it cannot be loaded, found from its files without starting a process."""
 

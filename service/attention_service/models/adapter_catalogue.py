@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from attention_contract.errors import AttentionError, InvalidCheckpoint, ModelNotFound
 from attention_contract.schemas.models import ModelInfo, default_model_name
-from attention_service.models.checkpoint_facts import OF_TEXT, link_out
+from attention_service.models.checkpoint_facts import link_out
+from attention_service.models.tokenizer_files import TEXT_FILES
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles, is_adapter_alone
 from attention_service.modules.checkpoints.catalogue import paths
 from attention_service.modules.checkpoints.checkpoint_files import located
@@ -51,7 +52,7 @@ class AdapterFolder:
         """Describe the base with the adapter. ``folder``: that of the base; ``loaded``: its process has the adapter."""
         others = [
             f"{name} (that of the base is used)"
-            for name in OF_TEXT
+            for name in TEXT_FILES
             if self.refused is None and (own := self.folder / name).is_file() and not _same(own, folder / name)
         ]
         changed = {

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.head_kinds import HeadKind
 from attention_service.models.input_kinds import HEARD, HEARD_IN_TEXTS, PAIRS, READS
+from attention_service.models.tokenizer_files import TEMPLATES
 from attention_service.models.towers.opening import is_openclip
 from attention_service.modules.checkpoints.adapter_files import (
     ADAPTER_CONFIG,
@@ -29,20 +30,10 @@ from attention_service.modules.checkpoints.quantized_tensors import form_of, qua
 from attention_service.modules.store_files import read_regular
 
 Input = Literal["text", "text_pair", "messages", "images", "audio", "target"]
-TEKKEN: Final = "tekken.json"
-"""A tokenizer of Mistral AI's, beside or in the place of one of transformers."""
-_TOKENIZERS: Final = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json", TEKKEN,
-)  # fmt: skip
-"""Files of which a tokenizer of transformers has one."""
 _PROCESSORS: Final = "preprocessor_config.json", "processor_config.json"
 """Files of which a processor of images, or of audio, has one."""
 _IMAGE_ENTRIES: Final = re.compile(rb'"(image_\w+|do_resize|crop_size)"')
 """Entries of a processor of images, which one of audio has not."""
-TEMPLATES: Final = "chat_template.jinja", "chat_template.json"
-"""Files of which a tokenizer with a chat template of its own has one, or a folder of several."""
-OF_TEXT: Final = (*_TOKENIZERS, TEMPLATES[0])
-"""Files that say how texts become tokens."""
 _TABLES: Final = "auto_mappings.py", "configuration_auto.py"
 _TYPE: Final = re.compile(r'"([\w.-]+)"[,:] "(?!AutoConfig)\w+Config"')
 """A row of the tables of transformers, from a model type to the class of its config."""
@@ -76,13 +67,18 @@ _DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors
 """Files that transformers reads as a distributed checkpoint, whatever else a folder holds."""
 
 
-def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None, *, prepares: bool = False) -> list[Input]:
-    """The inputs that requests to a model may have. ``prepares``: images are prepared without a file for it."""
+def inputs_of(
+    folder: Path, config: Mapping[str, Any], head: HeadKind | None, *, reads_texts: bool, prepares: bool = False
+) -> list[Input]:
+    """The inputs that requests to a model may have.
+
+    ``reads_texts``: the folder has a tokenizer. ``prepares``: images are prepared without a file for it.
+    """
     classifies = head is not None and head.predicts == "class"
     pairs: list[Input] = ["target"] if config.get("is_encoder_decoder") is True and not classifies else []
     if _reads(config) == "audio":
-        return ["audio", *pairs]
-    found: list[Input] = ["text"] if has_tokenizer(folder) else []
+        return ["audio", *(pairs if reads_texts else ())]
+    found: list[Input] = ["text"] if reads_texts else []
     if prepares or any(_IMAGE_ENTRIES.search(_beginning(folder / name)) for name in _PROCESSORS):
         found.append("images")
     kind = _type_of(config)
@@ -113,16 +109,6 @@ def _type_of(config: Mapping[str, Any]) -> str:
 def _hears(folder: Path) -> bool:
     """True if a checkpoint has a feature extractor, and the server the packages that read sounds."""
     return _has(folder, *_PROCESSORS) and find_spec("soundfile") is not None and find_spec("soxr") is not None
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Return True if a checkpoint has a file of a tokenizer, whether it can be read or not."""
-    return _has(folder, *_TOKENIZERS)
-
-
-def reads_tekken(folder: Path) -> bool:
-    """Return True if a checkpoint's texts are read by ``tekken.json``: transformers prefers its own tokenizer."""
-    return _has(folder, TEKKEN) and not _has(folder, "tokenizer.json")
 
 
 def is_taken_for_model(folder: Path) -> bool:
@@ -224,7 +210,7 @@ def _unread(kind: str, config: Mapping[str, Any]) -> str | None:
 def _reads(config: Mapping[str, Any]) -> str | None:
     """The input of a model that reads neither tokens nor images. None for one that does, and for its half that does."""
     named = config.get("architectures")
-    if isinstance(named, list) and str(next(iter(named), "")).endswith("ForTextToText"):
+    if isinstance(named, list) and str(next(iter(named), "")).endswith(("ForTextToText", "WhisperForCausalLM")):
         return None
     return READS.get(_type_of(config))
 

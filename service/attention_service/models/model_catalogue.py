@@ -20,6 +20,7 @@ from attention_service.models.checkpoint_facts import (
 )
 from attention_service.models.gguf_facts import config_of, refusal_of_gguf, takes_of
 from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS, HeadKind, class_names, head_kind
+from attention_service.models.tokenizer_files import Vocabulary, vocabulary_of
 from attention_service.models.towers.opening import tower_of
 from attention_service.models.towers.tower import Tower
 from attention_service.models.unread_files import unread_beside, unread_files
@@ -72,6 +73,8 @@ class ModelFolder:
     """Its files that are not read, each with the reason."""
     adapter: AdapterFolder | None = None
     """The adapter that lies beside the model, and applies to it."""
+    vocabulary: Vocabulary | None = None
+    """The vocabulary of its folder; None of a GGUF file."""
 
     @property
     def name(self) -> str:
@@ -137,7 +140,8 @@ class ModelFolder:
         """The inputs that its requests may have, by the names of its files and by its config."""
         if self.header is not None:
             return takes_of(self.header)
-        return inputs_of(self.folder, self.config, self._head, prepares=self.tower is not None)
+        reads_texts = self.vocabulary is not None and self.vocabulary.is_there
+        return inputs_of(self.folder, self.config, self._head, reads_texts=reads_texts, prepares=self.tower is not None)
 
 
 class _Beside(NamedTuple):
@@ -170,6 +174,7 @@ def find_folder(root: Path, checkpoint: str, beside: Callable[[Path, Path], _Bes
         raise InvalidCheckpoint.at("checkpoint", f"{opened.path} cannot be read: {reason(fault)}") from fault
     dtype = str(config.get("dtype") or config.get("torch_dtype"))
     size = sum(file.st_size for file in files)
+    vocabulary = vocabulary_of(folder, config)
     return ModelFolder(
         checkpoint=opened.path,
         folder=folder,
@@ -181,8 +186,9 @@ def find_folder(root: Path, checkpoint: str, beside: Callable[[Path, Path], _Bes
         form=None if opened.form is None else opened.form.label,
         fault=refusal_of(root, folder, config, opened.names),
         tower=tower,
-        left_out=[*unread_files(folder, {*opened.names.values()}), *_unread_scheme(config)],
+        left_out=[*unread_files(folder, {*opened.names.values()}, vocabulary), *_unread_scheme(config)],
         adapter=AdapterFolder(opened.path, folder, root, opened.path, None) if is_adapter(folder) else None,
+        vocabulary=vocabulary,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from attention_service.models.checkpoint_facts import OF_TEXT, TEKKEN, reads_tekken
+from attention_service.models.tokenizer_files import TEXT_FILES, VOCABULARIES, Vocabulary
 from attention_service.modules.checkpoints.adapter_files import ADAPTER_TENSORS
 
 _WEIGHTS: Final = frozenset({
@@ -14,26 +14,36 @@ _WEIGHTS: Final = frozenset({
 _SAFETENSORS: Final = ".safetensors"
 _CODE: Final = ".py"
 _BESIDE_GGUF: Final = (
-    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
-    "special_tokens_map.json", "added_tokens.json", "merges.txt", *OF_TEXT,
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", *TEXT_FILES,
 )  # fmt: skip
 """Files of a checkpoint, whose like a GGUF file brings itself."""
 _MOST: Final = 100
 
 
-def unread_files(folder: Path, read: Collection[Path]) -> list[str]:
-    """The files of tensors, code or tokenizers in a folder that are not read, each with the reason."""
+def unread_files(folder: Path, read: Collection[Path], vocabulary: Vocabulary | None = None) -> list[str]:
+    """The files of tensors, code or tokenizers in a folder that are not read, each with the reason.
+
+    ``vocabulary``: that of the folder, if its files of tokenizers are to be told.
+    """
     found = []
     for file in sorted(folder.iterdir()):
         if file.suffix == _CODE:
             found.append(f"{file.name} (no code of a checkpoint is run)")
-        elif file.name == TEKKEN and not reads_tekken(folder):
-            found.append(f"{TEKKEN} (tokenizer.json is read)")
+        elif vocabulary is not None and (why := _unread_text(file.name, vocabulary)) is not None:
+            found.append(f"{file.name} ({why})")
         elif file.suffix in _WEIGHTS:
             found.append(f"{file.name} (another format, which is not read)")
         elif file.suffix == _SAFETENSORS and file.name != ADAPTER_TENSORS and file.resolve() not in read:
             found.append(f"{file.name} (transformers reads other files of the folder)")
     return found[:_MOST]
+
+
+def _unread_text(name: str, vocabulary: Vocabulary) -> str | None:
+    """The reason for which a file of a tokenizer is not read; None for one that is, and for any other file."""
+    if vocabulary.missing is not None:
+        return vocabulary.missing if name in TEXT_FILES else None
+    beside = name in VOCABULARIES and name not in vocabulary.files
+    return f"the vocabulary is read from {' and '.join(vocabulary.files)}" if beside and vocabulary.files else None
 
 
 def unread_beside(folder: Path) -> list[str]:

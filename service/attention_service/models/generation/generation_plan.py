@@ -223,7 +223,8 @@ def looking_plan(
 def _prompts(loaded: LoadedModel, request: TextRequest) -> list[list[int]]:
     reader = loaded.reader
     if reader.tokenizer is None:
-        raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
+        field = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+        raise InvalidRequest.at(field, f"{reader.no_tokenizer}, so its tokens have no text")
     if isinstance(request, ChatCompletionRequest):
         ids = reader.tokens(
             reader.conversation(messages_of(request.messages), ChatForm.of(request)).text, "messages", special=False

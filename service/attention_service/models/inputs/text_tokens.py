@@ -1,7 +1,7 @@
 """Texts and conversations as the tokens of a model, by the checkpoint's tokenizer."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -39,8 +39,10 @@ HEARS_NONE: Final = "this model hears none; send text, tokens or messages"
 class TextReader:
     """Reads the texts of one model."""
 
-    no_tokenizer = "the checkpoint has no tokenizer"
-    """The reason for which texts are refused, if they are."""
+    unread: str | None = None
+    """The reason for which a tokenizer of the checkpoint is not read, if it has one."""
+    text_files_changed: Callable[[], bool] = staticmethod(lambda: False)
+    """Return True if the checkpoint's files of a tokenizer are others than when the model was loaded."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
         config = model.config
@@ -63,6 +65,15 @@ class TextReader:
         """The text of its tokens."""
         self.takes_no_images = "this model takes none; send text, tokens or messages"
         """The reason for a request with images."""
+
+    @property
+    def no_tokenizer(self) -> str:
+        """The reason for which texts are refused, if they are."""
+        if self.text_files_changed():
+            return "the checkpoint's tokenizer was written after the model was loaded (unload the model to read it)"
+        if self.unread is not None:
+            return f"the checkpoint has no tokenizer that can be read ({self.unread})"
+        return "the checkpoint has no tokenizer"
 
     def knows(self, token: Any) -> bool:
         """True for the id of a token that the model has an embedding of, as a config may not state."""

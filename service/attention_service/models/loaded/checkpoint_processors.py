@@ -23,10 +23,10 @@ from transformers.image_processing_base import ImageProcessingMixin
 from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 from transformers.models.auto import processing_auto
 
-from attention_service.models.checkpoint_facts import TEKKEN, TEMPLATES, has_tokenizer, reads_tekken
 from attention_service.models.gguf_facts import takes_of
 from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
 from attention_service.models.inputs.tokenizer_faults import is_panic
+from attention_service.models.tokenizer_files import TEKKEN, TEMPLATES, Vocabulary, vocabulary_of
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
 
 FAULTS: Final = (
@@ -52,27 +52,40 @@ _GGUF_READER: Final[Any] = modeling_gguf_pytorch_utils
 
 
 def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase | None, str | None]:
-    """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
+    """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one.
+
+    Without the files of its vocabulary, transformers would make one in which all texts have the same tokens.
+    """
     own = folder.suffix == GGUF
+    vocabulary = None if own else vocabulary_of(folder, config.to_dict())
+    if vocabulary is not None and vocabulary.missing is not None:
+        return None, vocabulary.missing or None
     if own and not takes_of(read_header(folder)):
         return None, None
     try:
-        if reads_tekken(folder):
-            return _read_tekken(folder), None
-        if not own:
-            # With mistral-common installed, a folder would otherwise mean other tokens than without.
-            return AutoTokenizer.from_pretrained(folder, config=config, mistral_format=False, **SAFE), None
-        with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside the file
-            Path(alone, folder.name).symlink_to(folder.resolve())
-            with _told(config):
-                return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **SAFE), None
+        found = _read_gguf(folder, config) if vocabulary is None else _read_files(folder, config, vocabulary)
     except BaseException as fault:  # whatever its files do to the package tokenizers
         if not isinstance(fault, Exception) and not is_panic(fault):
             raise
-        if not (own or has_tokenizer(folder)):
-            return None, None
         reason = " ".join(reason_of(fault, folder).split())
         return None, f"{type(fault).__name__}: {reason}"[:400]
+    if vocabulary is not None and vocabulary.files and len(found) <= len({*found.all_special_ids}):
+        return None, f"{' and '.join(vocabulary.files)} has only special tokens"
+    return found, None
+
+
+def _read_files(folder: Path, config: Any, vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
+    if vocabulary.files == (TEKKEN,):
+        return _read_tekken(folder)
+    # With mistral-common installed, a folder would otherwise mean other tokens than without.
+    return AutoTokenizer.from_pretrained(folder, config=config, mistral_format=False, **SAFE)
+
+
+def _read_gguf(file: Path, config: Any) -> PreTrainedTokenizerBase:
+    with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside the file
+        Path(alone, file.name).symlink_to(file.resolve())
+        with _told(config):
+            return AutoTokenizer.from_pretrained(alone, gguf_file=file.name, **SAFE)
 
 
 @contextmanager

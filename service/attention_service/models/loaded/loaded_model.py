@@ -41,6 +41,7 @@ from attention_service.models.passes.float64_runs import compute_in_float64
 from attention_service.models.passes.module_states import ModuleStates
 from attention_service.models.passes.module_taps import CHOSEN
 from attention_service.models.passes.shared_layers import SharedLayers
+from attention_service.models.tokenizer_files import TEXT_FILES
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import LayerKey
 
@@ -105,8 +106,7 @@ class LoadedModel:
             self._prepare(lambda: InputReader(model, tokenizer))
             reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
             self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
-        if unread is not None:
-            self.reader.no_tokenizer = f"the checkpoint's tokenizer cannot be read ({unread})"
+        self.reader.unread = unread
         self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
     def _prepare(self, read: Callable[[], InputReader]) -> None:
@@ -188,18 +188,19 @@ class LoadedModel:
         ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
         loaded.
         """
-        stamps = _stamps(folder)
+        stamps, texts = _stamps(folder.glob("*.safetensors")), _text_stamps(folder)
         parts = load_checkpoint(folder, dtype, device, progress, free_bytes)
         model, tokenizer, processor, unread, left_out, weights = parts
         loaded = cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread, left_out)
         loaded.weights = weights
+        loaded.reader.text_files_changed = lambda: _text_stamps(folder) != texts
         if "disk" in places_of_parts(model):
             loaded._read_again = folder, stamps
         return loaded
 
     def check_files(self) -> None:
         """Raise InvalidCheckpoint if layers are read from files for each pass that have changed since the load."""
-        if self._read_again is not None and _stamps(self._read_again[0]) != self._read_again[1]:
+        if self._read_again is not None and _stamps(self._read_again[0].glob("*.safetensors")) != self._read_again[1]:
             raise InvalidCheckpoint.at(
                 "model",
                 f"{self.name} reads layers from its checkpoint for each pass, and its files have changed since it was "
@@ -319,11 +320,14 @@ class LoadedModel:
         return called(**self.options(arguments, whole=part is None), **more)
 
 
-def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """The time of the last change and the size of each file with tensors."""
-    return {
-        file.name: (seen.st_mtime_ns, seen.st_size) for file in folder.glob("*.safetensors") if (seen := file.stat())
-    }
+def _stamps(files: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """The time of the last change and the size of each file."""
+    return {file.name: (seen.st_mtime_ns, seen.st_size) for file in files if (seen := file.stat())}
+
+
+def _text_stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """The same of the files of a tokenizer."""
+    return _stamps(file for name in TEXT_FILES if (file := folder / name).is_file())
 
 
 def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> InputReader:

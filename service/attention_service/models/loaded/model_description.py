@@ -17,6 +17,8 @@ from attention_transformers.model_layers import LayerKey, other_mixers, type_nam
 
 _UNPACKED: Final = "dequantized from "
 """The beginning of what ``ran`` says of the weights of a quantized checkpoint."""
+_LEAST_SHARE: Final = 0.5
+"""The least share of a model's embeddings that its tokenizer has tokens for; a model pads them to a round number."""
 
 
 def model_info(loaded: LoadedModel) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def model_info(loaded: LoadedModel) -> dict[str, Any]:
         "device": ", ".join(places_of_parts(loaded.model)) or str(loaded.device.torch),
         "bytes": loaded.bytes,
         "max_length": loaded.reader.max_length,
-        "left_out": [*loaded.left_out[:LISTED_TENSORS], *_unknown_ends(loaded)],
+        "left_out": [*loaded.left_out[:LISTED_TENSORS], *_unknown_ends(loaded), *_vocabulary(loaded)],
         "layers": [place.described for place in loaded.all_places],
         "attention": loaded.attention.way if loaded.places else None,
         "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | loaded.in_parts,
@@ -52,6 +54,16 @@ def _unknown_ends(loaded: LoadedModel) -> list[str]:
         f"eos_token_id {each} (the model predicts {known} tokens, numbered from 0, so no text ends with it)"
         for each in loaded.reader.end_ids(loaded.model) if not 0 <= each < known
     ]  # fmt: skip
+
+
+def _vocabulary(loaded: LoadedModel) -> list[str]:
+    """The reason for which a tokenizer is not read, or for which it is hardly that of the model."""
+    tokenizer, known, unread = loaded.reader.tokenizer, loaded.reader.vocabulary, loaded.reader.unread
+    if tokenizer is None:
+        return [] if unread is None else [f"tokenizer ({unread})"]
+    if len(tokenizer) >= known * _LEAST_SHARE:
+        return []
+    return [f"tokenizer ({len(tokenizer)} tokens, and the model has embeddings of {known}: it may be another model's)"]
 
 
 def unseen_layers(loaded: LoadedModel) -> dict[LayerKey, str]:

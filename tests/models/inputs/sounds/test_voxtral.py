@@ -34,12 +34,12 @@ from attention_contract.schemas.openai_api.transcriptions import Transcription, 
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.checkpoint_facts import TEKKEN
 from attention_service.models.generation import transcription_plan
 from attention_service.models.generation.generation import generate
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.transcription_plan import plan_transcription
 from attention_service.models.process.reply_writing import lines_of
+from attention_service.models.tokenizer_files import TEKKEN
 
 HEARD = [BEGIN, *[AUDIO] * TOKENS]
 SOUND = {"type": "audio"}

@@ -114,7 +114,8 @@ def plan_context(loaded: LoadedModel, request: ContextRequest) -> ContextPlan:
             "the answer as target",
         )
     if "text" not in reader.takes:
-        raise InvalidRequest.at("model", "sources are parts of a text, and the model reads none by a tokenizer")
+        field = next((name for name in ("text", "messages") if getattr(request, name) is not None), "sources")
+        raise InvalidRequest.at(field, f"{reader.no_tokenizer}, and sources are parts of a text")
     if reader.tokenizer is None or not reader.tokenizer.is_fast:
         raise InvalidRequest.at("model", "its tokenizer does not say which characters a token has")
     if loaded.head.predicts != "next":

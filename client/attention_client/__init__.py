@@ -8,7 +8,8 @@
         reply = client.forward("demo", np.ones((1, 4, 8), np.float32), return_=["output", "weights"])
         print(reply.output.shape, reply.ran.compute_ms)
 
-``local()`` starts a server for this program, and returns a client of it.
+``local()`` starts a server for this program, and returns a client of it. ``look("tiny", "the cat sat")`` shows the
+heads of a whole model.
 
 ``AsyncClient`` has the same methods, awaited. Tensors are numpy arrays (bfloat16 by way of ml_dtypes), torch tensors or
 nested lists; replies are the typed models of ``attention_contract.schemas`` and hold numpy arrays.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from attention_client.errors import UnexpectedReply as UnexpectedReply
     from attention_client.servers.local_clients import async_local as async_local
     from attention_client.servers.local_clients import local as local
+    from attention_client.servers.looks import look as look
     from attention_client.sessions.live_session import AsyncSession as AsyncSession
     from attention_client.sessions.live_session import Session as Session
     from attention_contract.errors import *  # noqa: F403 - every class of errors
@@ -43,6 +45,7 @@ _PLACES: Final = {
     "UnexpectedReply": "attention_client.errors",
     "async_local": "attention_client.servers.local_clients",
     "local": "attention_client.servers.local_clients",
+    "look": "attention_client.servers.looks",
 }
 """The modules of the names, imported when one is used. The other names are the contract's errors."""
 _ERRORS: Final = "attention_contract.errors"

@@ -23,7 +23,7 @@ from attention_client.servers.started_server import StartedServer
 Folder = str | os.PathLike[str]
 
 
-def local(models_dir: Folder | None = None, **settings: Any) -> Client:
+def local(models_dir: Folder | None = None, **settings: Any) -> "LocalClient":
     """Start a server for this program, wait until it answers, and return a client of it.
 
         with attention_client.local() as client:
@@ -53,6 +53,11 @@ class LocalClient(Client):
         transport = httpx.HTTPTransport(limits=LIMITS) if getproxies() else None  # no proxy reaches this machine
         super().__init__(started.url, api_key=started.key, transport=transport)
         self._started = started
+
+    @property
+    def has_ended(self) -> bool:
+        """True once its server has ended."""
+        return self._started.process.poll() is not None
 
     def close(self) -> None:
         """Close the connections, and end the server. A client of ``with_options`` leaves both."""

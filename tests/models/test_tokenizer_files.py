@@ -170,6 +170,15 @@ def bert(tmp_path):
     return tmp_path / "net"
 
 
+@pytest.mark.parametrize("kind", ["llava", pytest.param("qwen2_vl", marks=pytest.mark.slow)])
+def test_images_that_are_parts_of_a_text_need_its_tokenizer(tmp_path, kind):
+    built(kind).save_pretrained(tmp_path / "net")
+    transformers.ViTImageProcessorPil().save_pretrained(tmp_path / "net")
+    loaded = load(tmp_path / "net")
+    assert find_folder(tmp_path, "net").takes == loaded.reader.takes == []
+    loaded.close()
+
+
 def test_a_vocabulary_far_smaller_than_the_models_is_told(bert):
     (bert / "vocab.txt").write_text(FOREIGN)
     loaded = load(bert)

@@ -26,6 +26,10 @@ from tests.models.gguf_files import llama, write
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 BERT = {"model_type": "bert"}
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"]}
+LLAVA = {
+    "model_type": "llava", "text_config": {}, "vision_config": {}, "image_token_index": 9,
+    "architectures": ["LlavaForConditionalGeneration"],
+}  # fmt: skip
 TEXT = {"tokenizer.json": "{}"}
 SPOKEN = TEXT | {"chat_template.jinja": "{{ messages }}"}
 PICTURES = {"preprocessor_config.json": {"image_processor_type": "ViTImageProcessor", "do_resize": True}}
@@ -112,10 +116,8 @@ ZOO = {
     "pages": Animal({"model_type": "layoutlmv3"}, TEXT, left_out=("tokenizer.json",)),
     "vit": Animal({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, PICTURES, ("images",)),
     "clip": Animal({"model_type": "clip", "text_config": {}, "vision_config": {}}, TEXT | PICTURES, ("text", "images")),
-    "llava": Animal(
-        {"model_type": "llava", "text_config": {}, "vision_config": {}, "image_token_index": 9,
-         "architectures": ["LlavaForConditionalGeneration"]}, SPOKEN | PICTURES, ("text", "images", "messages"),
-    ),
+    "llava": Animal(LLAVA, SPOKEN | PICTURES, ("text", "images", "messages")),
+    "llava-without-tokenizer": Animal(LLAVA, PICTURES),
     "whisper": Animal(
         {"model_type": "whisper", "is_encoder_decoder": True, "architectures": ["WhisperForConditionalGeneration"]},
         TEXT | SOUNDS, ("audio", "target"), None if find_spec("soundfile") else "attention-service[sound]",

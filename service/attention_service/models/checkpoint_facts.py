@@ -89,6 +89,8 @@ def inputs_of(
     both = config.keys() >= _PAIR and _IMAGE_TOKENS.isdisjoint(config) and not generates
     if "images" in found and both:
         return ["images"]
+    if not reads_texts and not _IMAGE_TOKENS.isdisjoint(config):  # images are parts of a text there
+        return []
     if "text" in found:
         found += ["text_pair"] if classifies else []
         says = b'"chat_template"' in _beginning(folder / "tokenizer_config.json")  # as older checkpoints do

@@ -27,7 +27,9 @@ from attention_contract.tensors import AnyNumber, BoolArray, FloatArray, IntArra
 MAX_PREDICTED: Final = 16_384
 """Predictions and tokens named in them, of all texts of a request."""
 ModelTap = LayerTap | Literal["logits", "pooled"]
-_WHOLE_TAPS: Final = frozenset({"hidden", "logits", "output", "pooled"})
+_OF_ALL: Final = frozenset({"logits", "pooled", "tokens", "embeddings"})
+"""Returned tensors that no layer has."""
+_WHOLE_TAPS: Final = _OF_ALL | {"hidden", "output"}
 """Returned tensors that ``select`` does not narrow."""
 
 
@@ -60,6 +62,10 @@ class ModelForwardRequest(ModelInput):
         if self.select is not None and _WHOLE_TAPS.issuperset(self.return_):
             raise at_fault(
                 "select", "it narrows taps of attentions; name some in return, such as weights, or leave it out"
+            )
+        if self.layers != "all" and not self.keep and _OF_ALL.issuperset(self.return_):
+            raise at_fault(
+                "layers", "the reply has no layers; name taps in return, such as weights or hidden, or leave it out"
             )
         return self
 
@@ -137,6 +143,16 @@ class ModelWeightsRequest(ModelInput):
     keep: bool = False
     """Store the run as a recording with the weights of the requested layers."""
 
+    @model_validator(mode="after")
+    def _narrows_something(self) -> "ModelWeightsRequest":
+        if self.average_heads and not self.return_weights:
+            raise at_fault("average_heads", "it averages returned weights; leave return_weights or it out")
+        if self.select is not None and not (self.return_weights or self.top_k or self.pool):
+            raise at_fault(
+                "select", "it narrows returned weights, top_k and pool, and the statistics cover all; leave it out"
+            )
+        return self
+
 
 class PredictedLogit(WireModel):
     """The differentiated number: log p(token at a position), minus that of another token if one is given.
@@ -191,7 +207,7 @@ class ModelGradientsRequest(ModelInput):
     """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
     layer: ``hidden``, the state after the layer, before the final norm, and the taps of its attention."""
     select: Select | None = None
-    """The heads and queries of the returned gradients of taps."""
+    """The heads and queries of the returned gradients of taps, but for ``hidden`` and ``output``."""
     by_head: bool = True
     """Return ``heads``: Σ gradient · context of each head, the first-order effect of removing it."""
     integrated: int | None = Field(default=None, ge=2, le=512)
@@ -199,6 +215,18 @@ class ModelGradientsRequest(ModelInput):
     Sundararajan et al. 2017."""
     check: bool = False
     """Compare with central differences in float64 along random directions."""
+
+    @model_validator(mode="after")
+    def _narrows_something(self) -> "ModelGradientsRequest":
+        if self.select is not None and _WHOLE_TAPS.issuperset(self.wrt):
+            raise at_fault(
+                "select", "it narrows taps of attentions; name some in wrt, such as weights, or leave it out"
+            )
+        if self.layers != "all" and not self.by_head and _OF_ALL.issuperset(self.wrt):
+            raise at_fault(
+                "layers", "the reply has no layers; name some of their taps in wrt, or leave it or by_head out"
+            )
+        return self
 
 
 class LikelyToken(WireModel):

@@ -18,6 +18,7 @@ MAX_SOURCES: Final = 256
 """Sources of one request."""
 MAX_SENTENCES: Final = 64
 """Sentences of an answer that are told apart: the last has all that follows."""
+_HEADS: Final = 8
 Measure = Literal["attention", "gradient", "hidden", "removed", "lookback"]
 
 
@@ -64,7 +65,7 @@ class ContextFields(DrawOptions):
     """A given answer. Default: a last message of the assistant, or what the model generates first."""
     return_: Listed[Measure] = Field(default_factory=_measures, alias="return", min_length=1, max_length=16)
     """``attention``, ``gradient``, ``hidden``, ``removed`` and ``lookback``, as the reply describes them."""
-    heads: int = Field(default=8, ge=0, le=1024)
+    heads: int = Field(default=_HEADS, ge=0, le=1024)
     """The number of heads that matter most to the answer whose attention is returned too; they are found by
     ``gradient``."""
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
@@ -95,6 +96,8 @@ class ContextFields(DrawOptions):
             of_draw = [name for name in (*DrawOptions.model_fields, "max_tokens") if getattr(self, name) is not None]
             if of_draw := of_draw or ["temperature"] * bool(self.temperature):
                 raise at_fault(of_draw[0], "the answer is given, and nothing is generated; leave one of the two out")
+        if self.chooses_heads and "gradient" not in self.return_:
+            raise at_fault("heads", "they are found by the gradient; add gradient to return, or leave it out")
         if self.prompt is None:
             for index, source in enumerate(self.sources or ()):
                 if source.text is None:
@@ -105,6 +108,11 @@ class ContextFields(DrawOptions):
     def prompt(self) -> Any:
         """The prompt that the sources are parts of; None if they are all of it."""
         return self.text if self.messages is None else self.messages
+
+    @property
+    def chooses_heads(self) -> bool:
+        """True if it asks for another number of heads than by default, and not for none."""
+        return self.heads not in {0, _HEADS}
 
     @property
     def has_prompt(self) -> bool:

@@ -22,7 +22,8 @@ class ImageSize(WireModel):
 class ModelComplexityRequest(ContextFields):
     """Ask for the cost of a text, of images or of a generation; or of a request for the sources of an answer.
 
-    The fields of ``/v1/models/{model}/context`` give the cost of that request, in place of sizes.
+    The fields of ``/v1/models/{model}/context`` give the cost of that request, in place of sizes. Those that choose
+    tokens, and ``heads``, change no cost.
     """
 
     length: int = Field(default=1024, ge=1, lt=2**31)

@@ -82,7 +82,8 @@ def with_needs(request: Any, options: PictureOptions, heads: int | None, past: i
     elif isinstance(request, ModelWeightsRequest):
         _check_palette(options, signed=request.compare is not None)
         whole = options.view != "statistics" and request.layers != "all" and len(request.layers) == 1
-        return request.model_copy(update={"return_weights": whole, "top_k": 0})
+        unused: dict[str, Any] = {} if whole else {"select": None, "average_heads": False}
+        return request.model_copy(update={"return_weights": whole, "top_k": 0} | unused)
     else:
         return request
     if options.view in {"head", "lines"} and not getattr(request, "average_heads", False):

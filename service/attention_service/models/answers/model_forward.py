@@ -45,6 +45,10 @@ def _check_head(loaded: LoadedModel, request: ModelForwardRequest) -> None:
             raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
         if request.positions is not None:
             raise InvalidRequest.at("positions", f"{loaded.without_head}; leave positions out")
+        if request.top_k not in {0, ModelForwardRequest.model_fields["top_k"].default}:
+            raise InvalidRequest.at("top_k", f"{loaded.without_head}; leave top_k out")
+        if request.compare is not None:
+            raise InvalidRequest.at("compare", f"{loaded.without_head}; leave compare out")
 
 
 @torch.no_grad()

@@ -242,6 +242,8 @@ def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextP
         if name in wanted and not any(place.taps is None or "weights" in place.taps for place in plan.places):
             why = "no layer shows the weights of a text" if loaded.places else loaded.without_attention
             raise InvalidRequest.at(wanted[name], f"{why}; leave {name} out of return")
+    if request.chooses_heads and not loaded.places:
+        raise InvalidRequest.at("heads", f"{loaded.without_attention}; leave heads out")
     if "hidden" in wanted:
         for place in plan.places:
             if place.keys != "text" or place.keys_of != "tokens":

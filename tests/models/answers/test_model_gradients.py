@@ -228,7 +228,7 @@ def test_the_likeliest_token_is_the_default():
         ("of.token", {"of": {"token": 96}}),
         ("of.token", {"of": {"token": "the cat"}}),
         ("of.upstream", {"of": {"upstream": [[1.0, 2.0]]}}),
-        ("select.heads", {"select": {"heads": [4]}}),
+        ("select.heads", {"wrt": ["weights"], "select": {"heads": [4]}}),
     ],
 )
 def test_a_bad_request_names_its_field(field, request_):

@@ -118,7 +118,7 @@ def test_layers_with_pooled_queries_are_named_and_refused():
     assert [layer.layer for layer in info["layers"]] == ["attention.0", *(f"attention.{n}" for n in (2, 4, 5, 7))]
     assert sorted(info["without_weights"]) == POOLED
     with pytest.raises(InvalidRequest, match="queries are pooled") as fault:
-        forward_reply(loaded("hiera"), ModelForwardRequest(images=[sent(IMAGE)], layers=["attention.3"]))
+        forward_reply(loaded("hiera"), ModelForwardRequest(images=[sent(IMAGE)], return_=["v"], layers=["attention.3"]))
     assert fault.value.param == "layers.0"
 
 

@@ -174,6 +174,23 @@ def test_the_command_records_shows_draws_and_stores(run, tmp_path):
     assert f"stored as {stored}" in run("recordings", "create", "cat.safetensors")
 
 
+def test_the_command_records_a_whole_model_of_the_server(server, client, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("ATTENTION_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path)
+    before = client.recordings.list().recordings
+    result = invoke(["record", "tiny", TEXT, "--taps", "weights", "--taps", "q", "--url", server])
+    assert result.exit_code == 0, result.output
+    recording = Recording.load("recording.safetensors")
+    reply = client.models.forward("tiny", TEXT, return_=["weights", "q", "hidden"], top_k=0)
+    for layer in reply.layers:
+        np.testing.assert_allclose(recording.weights(layer.layer), layer.weights, atol=1e-6)
+        np.testing.assert_allclose(recording.read(layer.layer, "q"), layer.q, atol=1e-5)
+    assert recording.facts.tokens["layers"] == reply.labels.tokens
+    assert f"{len(reply.labels.tokens)} tokens of layers; embeddings, hidden, q, weights" in result.output
+    assert client.recordings.list().recordings == before  # the server keeps none of it
+
+
 def test_the_command_records_two_stacks_and_without_a_server(run, tmp_path):
     run("record", str(tmp_path / "models" / "pair"), TEXT, "--target", TARGET, "--local")
     recording = Recording.load("recording.safetensors")

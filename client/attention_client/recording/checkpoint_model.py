@@ -43,6 +43,14 @@ def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTra
     return model, tokenizer
 
 
+def is_folder(checkpoint: str, models_dir: Path | None = None) -> bool:
+    """True for a folder here or inside the model repository."""
+    try:
+        return Path(checkpoint).is_dir() or (_repository(models_dir) / checkpoint).is_dir()
+    except ImportError:  # the extra is not installed, and the repository is not named
+        return False
+
+
 def path_in_repository(checkpoint: str, models_dir: Path | None = None) -> str:
     """The path by which a server knows a checkpoint that ``load_model`` finds: that inside the model repository.
 

@@ -197,6 +197,9 @@ def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
     np.testing.assert_allclose(steps(found, "forward")["c"], weights @ values, atol=1e-5)
     np.testing.assert_allclose(steps(found, "backward")["∂L/∂w"], values.sum(-1), atol=1e-5)
     assert "Together they are 1." in explained("tiny").stdout  # every option has a default
+    behind = json.loads(explained("tiny", text, *options[1:-3], "--json").stdout)
+    assert behind == found
+    assert "given twice" in explained("tiny", text, "--text", text, code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -207,9 +210,11 @@ def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
         (("tiny", "--layer", "x"), "layers"),
         (("tiny", "--head", "7"), "there is no 7"),
         (("--text", "x"), "NAME is none"),
+        (("nobody", "the cat sat"), "no model 'nobody'"),
+        (("tiny", "missing.npy"), "missing.npy: No such file"),
     ],
 )
 def test_a_model_or_a_layer_that_is_not_there_is_reported(explained, arguments, detail):
     pytest.importorskip("transformers")
-    code = 2 if "NAME" in detail else 1
+    code = 2 if "NAME" in detail or "file" in detail else 1
     assert detail in " ".join(explained(*arguments, code=code).output.split())

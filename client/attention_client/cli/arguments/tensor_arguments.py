@@ -5,6 +5,7 @@ A file with several tensors names them by the request field that they stand for;
 safetensors; ``-.npy``, ``-.npz`` and ``-.json`` choose another format.
 """
 
+import os
 import re
 import sys
 import zlib
@@ -92,6 +93,11 @@ def _in_order(content: Mapping[str, Any]) -> list[str]:
 def _has_members(content: Any) -> bool:
     """Return True if the content maps names to tensors; an object with a dtype and a shape is a tensor itself."""
     return isinstance(content, Mapping) and not {"dtype", "shape"} <= set(content)
+
+
+def is_source(text: str) -> bool:
+    """Return True if a text names a file, or standard input; it is told by its suffix, also if there is none."""
+    return text == "-" or Path(text).suffix in SUFFIXES or os.path.exists(text)
 
 
 def read_inputs(source: str, field: str) -> dict[str, Any]:

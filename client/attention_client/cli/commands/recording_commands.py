@@ -2,24 +2,35 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from attention_client.cli.arguments import completion
 from attention_client.cli.arguments.tensor_arguments import ending_in
 from attention_client.cli.commands.command_table import group
+from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Id
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables import recording_tables
 from attention_client.cli.tables.reply_output import AsJson, drawable, present
+from attention_client.client import Client
+from attention_client.errors import UnexpectedReply
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
-from attention_client.recording.checkpoint_model import load_model, path_in_repository
+from attention_client.recording.checkpoint_model import is_folder, load_model, path_in_repository
 from attention_client.recording.recorder import check_taps
+from attention_contract.errors import InvalidRequest, ModelNotFound
 from attention_contract.wire import to_json
 
 app = group("recordings")
-Checkpoint = Annotated[str, typer.Argument(help="A folder of transformers, here or inside the model repository.")]
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        autocompletion=completion.models,
+        help="A whole model of the server, such as tiny; or a folder of transformers, here or in the model repository.",
+    ),
+]
 Text = Annotated[str, typer.Argument(help="The text to read.")]
 Target = Annotated[
     str | None,
@@ -50,20 +61,17 @@ def record(
 ) -> None:
     """Record what a model computes for a text. Its attention runs on the server.
 
-    The server imports the attention of every layer into modules, and removes those that it made. If it cannot, it
-    attends with the q, k and v of the model. The checkpoint's other parts run here, by transformers. Without
-    --output and --post, the recording is written to recording.safetensors.
+    A whole model of the server runs there. Of a folder, the server imports the attention of every layer into modules,
+    and removes those that it made; if it cannot, it attends with the q, k and v of the model. The checkpoint's other
+    parts run here, by transformers. Without --output and --post, the recording is written to recording.safetensors.
     """
     chosen = taps or ["weights"]
     check_taps(chosen, remote=not local)
-    try:
-        model, tokenizer = load_model(checkpoint, models_dir)
-    except ImportError as fault:
-        typer.echo(f"attention record needs {fault.name}: pip install 'attention-service[transformers]'", err=True)
-        raise typer.Exit(1) from None
     with nullcontext() if local else client_of(ctx) as client:
-        place = None if local else path_in_repository(checkpoint, models_dir)
-        recording = record_text(model, tokenizer, text, taps=chosen, target=target, client=client, checkpoint=place)  # type: ignore[arg-type]
+        if client is not None and not is_folder(checkpoint, models_dir) and _is_model(client, checkpoint):
+            recording = _of_model(client, checkpoint, text, target, chosen)
+        else:
+            recording = _of_checkpoint(client, checkpoint, text, target, chosen, models_dir)
     if output is not None or not post:
         path = recording.save(output or Path("recording.safetensors"))
         typer.echo(f"written to {path}")
@@ -72,6 +80,41 @@ def record(
             typer.echo(f"stored as {client.recordings.create(recording).id}")
     recording_tables.facts(recording)
     recording_tables.overview(recording)
+
+
+def _is_model(client: Client, name: str) -> bool:
+    try:
+        client.models.get(name)
+    except (ModelNotFound, InvalidRequest):  # a path is no name
+        return False
+    return True
+
+
+def _of_model(client: Client, model: str, text: str, target: str | None, taps: list[str]) -> Recording:
+    """Record a run of a whole model of the server, which then forgets it."""
+    of_pair: Any = {} if target is None else {"target": target}
+    returned: Any = taps
+    with loading_shown(client, model):
+        reply = client.models.forward(model, text, return_=returned, keep=True, top_k=0, **of_pair)
+    if reply.recording is None:
+        raise UnexpectedReply(f"the server has kept no recording of {model}")
+    recording = client.recordings.download(reply.recording)
+    client.recordings.delete(reply.recording)
+    return recording
+
+
+def _of_checkpoint(
+    client: Client | None, checkpoint: str, text: str, target: str | None, taps: list[str], models_dir: Path | None
+) -> Recording:
+    """Record a run of a model of transformers here; without a client, its attention runs here too."""
+    try:
+        model, tokenizer = load_model(checkpoint, models_dir)
+    except ImportError as fault:
+        typer.echo(f"attention record needs {fault.name}: pip install 'attention-service[transformers]'", err=True)
+        raise typer.Exit(1) from None
+    place = None if client is None else path_in_repository(checkpoint, models_dir)
+    chosen: Any = taps
+    return record_text(model, tokenizer, text, taps=chosen, target=target, client=client, checkpoint=place)
 
 
 def show(

@@ -9,8 +9,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from attention_client.cli.arguments import completion, example_inputs
-from attention_client.cli.arguments.model_options import Fields, options_of, parameter, takes
+from attention_client.cli.arguments import completion, example_inputs, tensor_arguments
+from attention_client.cli.arguments.model_options import FieldOption, Fields, options_of, parameter, takes
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import INPUTS, check_target, inputs_of
 from attention_client.cli.explain.explanation import TOLERANCES, Explanation, Step, explain
@@ -49,7 +49,29 @@ _NAME = parameter(
 )
 
 
-@takes(_OPTIONS, inputs_of, (_NAME, *INPUTS[1:]))
+_SOURCE = parameter(
+    "source",
+    Annotated[
+        str | None,
+        typer.Argument(
+            metavar="INPUTS",
+            help="The query, or a file of all inputs by name; - is standard input. Of a whole model: the text.",
+        ),
+    ],
+)
+
+
+def _inputs_or_text(given: Fields, options: Mapping[str, FieldOption]) -> Fields:
+    """Take the inputs out of what was given; where they are no file, leave them as the text of a whole model."""
+    source, text = given["source"], given["text"]
+    if source is not None and given["name"] not in {None, "-"} and not tensor_arguments.is_source(source):
+        if text is not None:
+            raise typer.BadParameter("it is given twice, as INPUTS and as --text", param_hint="--text")
+        given["source"], given["text"] = None, source
+    return inputs_of(given, options)
+
+
+@takes(_OPTIONS, _inputs_or_text, (_NAME, _SOURCE, *INPUTS[2:]))
 def explain_command(
     fields: Fields,
     ctx: typer.Context,

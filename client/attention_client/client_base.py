@@ -170,7 +170,8 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
 
         ``client.plot("png", view="head", head=3, theme="dark").of(client.weights, "demo", tokens)``, awaited or not.
         ``view``: ``heads``, ``head``, ``lines`` or ``statistics`` of weights. ``width`` in pixels, ``dpi`` in pixels an
-        inch. ``palette``: viridis, cividis, magma, inferno, plasma; of differences rdbu, puor, brbg, berlin, vanimo.
+        inch. ``palette``: viridis, cividis, magma, inferno, plasma; of differences blue_orange, rdbu, puor, brbg,
+        berlin, vanimo.
         ``scale`` of the colours: ``auto``, ``linear`` or ``log``. ``sequence`` of the batch. Raises InvalidRequest.
         """
         return self._plots.stated(format, fields)

@@ -33,7 +33,8 @@ def short_repr(value: "BaseModel") -> str:
 
 
 def _stated(value: "BaseModel") -> list[tuple[str, Any]]:
-    return [(name, each) for name, each in value.__dict__.items() if each is not None]
+    hidden = {name for name, field in type(value).model_fields.items() if not field.repr}
+    return [(name, each) for name, each in value.__dict__.items() if each is not None and name not in hidden]
 
 
 def short_text(value: Any, room: int) -> str:

@@ -4,11 +4,12 @@ from typing import Final
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import Colormap, LogNorm, Normalize, SymLogNorm
+from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize, SymLogNorm
 
-from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions, Scale
+from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions, Scale, Theme
 from attention_pictures.figure_style import NO_VALUE
 from attention_pictures.pooled_cells import Numbers
+from attention_pictures.sign_colours import DIVERGING_SCALES
 
 _NAMES: Final = {"rdbu": "RdBu_r", "puor": "PuOr_r", "brbg": "BrBG_r"}
 """Matplotlib's names, where they are others."""
@@ -20,23 +21,30 @@ _DECADES: Final = 1e-4
 
 def palette(options: PictureOptions, *, signed: bool = False) -> Colormap:
     """The colour map of weights, or of differences if ``signed``; by default if the palette is of the other kind."""
-    name: str = "viridis" if not signed else "berlin" if options.theme == "dark" else "rdbu"
+    name: str = "blue_orange" if signed else "viridis"
     if options.palette in (DIVERGING if signed else SEQUENTIAL):
         name = str(options.palette)
-    return colormaps[_NAMES.get(name, name)].with_extremes(bad=NO_VALUE[options.theme])
+    colours = _blue_orange(options.theme) if name == "blue_orange" else colormaps[_NAMES.get(name, name)]
+    return colours.with_extremes(bad=NO_VALUE[options.theme])
+
+
+def _blue_orange(theme: Theme) -> Colormap:
+    stops = [tuple(part / 255 for part in colour) for colour in DIVERGING_SCALES[theme]]
+    return LinearSegmentedColormap.from_list("blue_orange", stops)
 
 
 def colour_range(values: Numbers, scale: Scale, *, signed: bool = False) -> Normalize:
     """The range of colours from 0 (of differences, from −max) to the largest magnitude.
 
-    A logarithmic range begins at the first percentile of the magnitudes above 0, and gives smaller ones its first
-    colour. Of differences, it is linear below the lower quartile.
+    ``auto`` is logarithmic for skewed numbers, but for differences: a small one beside a large one is to look small. A
+    logarithmic range begins at the first percentile of the magnitudes above 0, and gives smaller ones its first colour.
+    Of differences, it is linear below the lower quartile.
     """
     sizes = np.abs(values[np.isfinite(values)]).astype(np.float64)
     positive = sizes[sizes > 0]
     top = float(positive.max()) if positive.size else 1.0
     skewed = positive.size > 0 and float(np.median(positive)) * _SKEWED < top
-    if scale == "linear" or not positive.size or (scale == "auto" and not skewed):
+    if scale == "linear" or not positive.size or (scale == "auto" and (signed or not skewed)):
         return Normalize(-top if signed else 0.0, top)
     least = max(float(np.percentile(positive, 25 if signed else 1)), top * _DECADES)
     least = min(least, top / 10)

@@ -22,7 +22,7 @@ Theme = Literal["light", "dark"]
 Scale = Literal["auto", "linear", "log"]
 Sequential = Literal["viridis", "cividis", "magma", "inferno", "plasma"]
 """Perceptually uniform palettes for weights. Sources: Smith and van der Walt 2015; Nuñez et al. 2018 (cividis)."""
-Diverging = Literal["rdbu", "puor", "brbg", "berlin", "vanimo"]
+Diverging = Literal["blue_orange", "rdbu", "puor", "brbg", "berlin", "vanimo"]
 """Palettes for differences that a colour-blind reader can tell apart, light or (the last two) dark in the middle.
 Sources: Brewer 2003; Crameri et al. 2020."""
 SEQUENTIAL: Final = get_args(Sequential)
@@ -58,8 +58,8 @@ class PictureOptions(WireModel):
     title: str | None = Field(default=None, min_length=1, max_length=200)
     """The heading; ``none`` for no heading. Default: the module and the content of the picture."""
     palette: Sequential | Diverging | None = None
-    """The colours: viridis, cividis, magma, inferno or plasma; for differences rdbu, puor, brbg, berlin or vanimo.
-    Default: viridis; for differences rdbu, or berlin in the dark theme."""
+    """The colours: viridis, cividis, magma, inferno or plasma; for differences blue_orange, rdbu, puor, brbg, berlin or
+    vanimo. Default: viridis; for differences blue_orange."""
     scale: Scale = "auto"
     """The colour range. ``auto`` is logarithmic if most weights are far below the largest, else linear."""
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from attention_contract.reply_names import Names, head_name
 from attention_contract.validation import clip
 from attention_pictures.pooled_cells import Numbers, pool, pooling_note
+from attention_pictures.sign_colours import DIVERGING_SCALES
 
 MOST_NUMBERS: Final = 50_000
 """Numbers of all maps together: 267 kB of text. More are pooled."""
@@ -72,6 +73,7 @@ class Maps:
         return _template().substitute(
             id=f"attention-{secrets.token_hex(6)}",
             title=escape(self.title),
+            diverging=json.dumps(DIVERGING_SCALES),
             static=_table(values, self.names, rows, columns),
             data=text,
         )

@@ -298,7 +298,7 @@ export function barScene({ theme, title, labels, values, signed = false, written
     if (i === marked) shapes.push({ kind: "rect", x: 1, y, w: left + wide + 88, h: high - 2, fill: "none", stroke: inks.second, width: 1.5 });
     const [from, to] = [Math.min(x(0), x(value)), Math.max(x(0), x(value))];
     shapes.push({ kind: "text", x: left - 8, y: y + 13, text: clip(labels[i] ?? String(i), 16), size: 12, anchor: "end", fill: inks.ink });
-    shapes.push({ kind: "rect", x: from, y: y + 2, w: Math.max(0.5, to - from), h: high - 6, fill: value < 0 ? inks.second : inks.accent });
+    shapes.push({ kind: "rect", x: from, y: y + 2, w: Math.max(0.5, to - from), h: high - 6, fill: signed && value > 0 ? inks.second : inks.accent });
     shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: written(value), fill: inks.soft });
   });
   return { width: left + wide + 90, height: top + 6 + places.length * high, title: named, shapes, top, high, places };

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from attention_client.cli.explain.explanation import Explanation, Step
+from attention_contract.schemas.picture_options import PictureOptions
+from attention_pictures.colour_ranges import palette
 
 _MAX_WRITTEN = 12
 """The most numbers of a row that are written into its cells."""
@@ -48,7 +50,7 @@ def _cells(axes: Any, step: Step, shown: NDArray[np.intp]) -> None:
     cells = np.atleast_2d(chosen.astype(np.float64))
     finite = np.ma.masked_invalid(cells)
     limit = float(np.abs(finite).max()) if finite.count() else 0.0
-    axes.imshow(finite, cmap="RdBu_r", vmin=-(limit or 1), vmax=limit or 1, aspect="auto")
+    axes.imshow(finite, cmap=palette(PictureOptions(), signed=True), vmin=-(limit or 1), vmax=limit or 1, aspect="auto")
     rows, columns = cells.shape
     if columns <= _MAX_WRITTEN:
         for row, column in np.ndindex(rows, columns):

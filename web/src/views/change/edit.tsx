@@ -83,6 +83,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       )}
       {value && !value.none && (
         <div aria-busy={busy}>
+          {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[shown.layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
           <FactList facts={[["change of the whole output", effect(value.output.whole)], ["largest change of a token's output", effect(Math.max(...value.output.token))]]} />
           <Export of={{ name: "edit", scene: () => heatScene(value.less, { theme, title: `${label}: edited less unedited`, queries, keys, signed: true }), rows: () => matrixRows(value.after, queries, keys), json: () => ({ edits, temperature, causal, output: value.output, weights: Array.from(value.after.data) }) }} />
           <div class="side">
@@ -94,7 +95,6 @@ export function Edit({ subject, layer, head }: SubjectProps) {
           <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={rows()} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(each) }]} />
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
           <Commands calls={[value.edited.request, value.plain.request]} />
-          {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[shown.layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
         </div>
       )}
     </>

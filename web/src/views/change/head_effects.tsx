@@ -54,10 +54,10 @@ export function HeadEffects({ model, input, of, layerRef, pick, about }: HeadEff
   if (!value) return <Waiting what="Asking the server for the effect of each head of all layers" />;
   const { swept: { layers: refs = [], heads: swept = [] }, baseline, effects, token_names: [token = ""] = [] } = value.reply;
   const log = `log p(${shownToken(token)})`;
-  const measures: [string, string][] = [["value", `change of ${log}`], ...(effects.divergence ? [["divergence", "divergence of the prediction, nats"] as [string, string]] : [])];
+  const measures: [string, string][] = [["value", `${log} lost without the head`], ...(effects.divergence ? [["divergence", "divergence of the prediction, nats"] as [string, string]] : [])];
   const [measure, title] = measures.find(([each]) => each === params.by_effect) ?? measures[0];
   const signed = measure === "value";
-  const numbers = (signed ? effects.value : effects.divergence) ?? [];
+  const numbers = (signed ? effects.value.map((row) => row.map((each) => -each)) : effects.divergence) ?? []; // what helps is above 0, as in Context and Gradient
   const all = matrix(refs.length, swept.length, Float32Array.from(numbers.flat(), (each) => (Number.isFinite(each) ? settled(each) : 0)));
   const rows = refs.map((ref) => (/^\d+$/.test(String(ref)) ? `L${ref}` : String(ref)));
   const columns = swept.map((head) => headName("", head));
@@ -65,22 +65,22 @@ export function HeadEffects({ model, input, of, layerRef, pick, about }: HeadEff
   const at = Math.max(0, refs.findIndex((ref) => String(ref) === layerRef));
   const heads = swept.filter((_, i) => Number.isFinite(effects.value[at]?.[i]));
   const names = heads.map((head) => headName(refs[at], head));
-  const changes = heads.map((head) => settled(effects.value[at][swept.indexOf(head)]));
+  const losses = heads.map((head) => settled(-effects.value[at][swept.indexOf(head)]));
   return (
     <div aria-busy={busy}>
       <Controls summary={title}><Choice wide label="Effect" value={measure} set={(each) => go({ by_effect: each === "value" ? "" : each })} options={measures} /></Controls>
       <Export of={{ name: "head_effects", label: title, scene: () => heatScene(all, { theme, title, queries: rows, keys: columns, axes: AXES, signed }), rows: () => [["layer", ...columns], ...matrixRows(all, rows, columns).slice(1)], json: () => value.reply }} />
-      <HeatMap of={all} queries={rows} keys={columns} title={`${title} without each head`} axes={AXES} signed={signed} pick={({ query, key: head }) => pick(String(refs[query]), swept[head])} />
-      <p class="small">Each head of each layer adds nothing in turn. A token that a head helps loses log p without it: blue. {about}</p>
+      <HeatMap of={all} queries={rows} keys={columns} title={title} axes={AXES} signed={signed} pick={({ query, key: head }) => pick(String(refs[query]), swept[head])} />
+      <p class="small">Each head of each layer adds nothing in turn. {signed ? "Orange: the prediction loses log p without the head, which helps it; blue: it gains. " : ""}{about}</p>
       <FactList facts={[[log, real(baseline)], ["matters most", headName(refs[Math.floor(best / swept.length)], swept[best % swept.length])], [title, effect(all.data[best])], ["edits in one request", String(all.data.length)]]} />
       {names.length > 1 && (
         <div class="side">
-          <Drawing fit scene={barScene({ theme, title: `change of ${log} without a head`, labels: names, values: changes, signed: true, written: effect })} />
+          <Drawing fit scene={barScene({ theme, title: `${log} lost without a head`, labels: names, values: losses, signed: true, written: effect })} />
           <Table caption={`The heads of ${rows[at]}, each taken away`} rows={heads} columns={[
             { head: "head", header: true, cell: (_, i) => names[i] },
-            { head: "log p without", number: true, cell: (_, i) => real(baseline + changes[i]) },
-            { head: "probability without", number: true, cell: (_, i) => precise(Math.exp(baseline + changes[i]), 3) },
-            { head: "change", number: true, cell: (_, i) => effect(changes[i]) },
+            { head: "log p without", number: true, cell: (_, i) => real(baseline - losses[i]) },
+            { head: "probability without", number: true, cell: (_, i) => precise(Math.exp(baseline - losses[i]), 3) },
+            { head: "lost", number: true, cell: (_, i) => effect(losses[i]) },
           ]} />
         </div>
       )}

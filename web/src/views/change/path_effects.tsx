@@ -54,18 +54,18 @@ export function PathEffects({ model, input, layerRef, later, pick }: PathEffects
   if (!value) return <>{controls}<Waiting what="Asking the server for the effect of each path" /></>;
   const { swept: { from = [], to: all = [] }, baseline, effects, token_names: [token = ""] = [] } = value.reply;
   const shown = all.map((_, i) => i).filter((i) => effects.value.some((row) => Number.isFinite(row[i])));
-  const of = matrix(from.length, shown.length, Float32Array.from(effects.value.flatMap((row) => shown.map((i) => row[i])), (each) => settled(each)));
+  const of = matrix(from.length, shown.length, Float32Array.from(effects.value.flatMap((row) => shown.map((i) => row[i])), (each) => settled(-each)));
   const rows = from.map(endName);
   const columns = shown.map((i) => endName(all[i]));
   const best = of.data.reduce((most, each, i) => (Math.abs(each) > Math.abs(of.data[most]) ? i : most), 0);
   const log = `log p(${shownToken(token)})`;
-  const title = `change of ${log} by each path`;
+  const title = `${log} lost without each path`;
   return (
     <div aria-busy={busy}>
       {controls}
       <Export of={{ name: "path_effects", label: title, scene: () => heatScene(of, { theme, title, queries: rows, keys: columns, axes: AXES, signed: true }), rows: () => [["from", ...columns], ...matrixRows(of, rows, columns).slice(1)], json: () => value.reply }} />
       <HeatMap of={of} queries={rows} keys={columns} title={title} axes={AXES} signed pick={({ query }) => pick(layerRef, from[query].head ?? 0)} />
-      <p class="small">What a head adds is taken away on its way to one component alone; all others read it as before. Click a cell (or press Enter on it) to see the edit of its head under Edit.</p>
+      <p class="small">What a head adds is taken away on its way to one component alone; all others read it as before. Orange: the prediction loses log p without it. Click a cell (or press Enter on it) to see the edit of its head under Edit.</p>
       <FactList facts={[[log, real(baseline)], ["matters most", `${rows[Math.floor(best / columns.length)]} → ${columns[best % columns.length]}`], [title, effect(of.data[best])], ["paths in one request", String(of.data.length)]]} />
       <Commands calls={[value.request]} />
     </div>

@@ -137,7 +137,7 @@ export function Opening({ id, cancel }: { id: string; cancel: () => void }) {
   const share = model.progress ?? 0;
   return (
     <div class="opening" role="status">
-      <p>{id} is loaded into memory: about {bytes(model.bytes)}. This is needed once.</p>
+      <p>{id} is loaded into memory: about {bytes(model.bytes)}, of which its process with PyTorch takes some 300 MiB. This is needed once.</p>
       <div class="fields"><progress {...(share ? { value: share } : {})} max={1} aria-label={`Loading ${id}`} /><span>{share ? `${Math.round(100 * share)} %` : "its process starts"}</span><Button onClick={stop}>Cancel</Button></div>
     </div>
   );

@@ -18,7 +18,7 @@ import { headTitle, notComputed, parsed, subjectKey } from "../../subjects/subje
 import type { Subject, SubjectProps } from "../../subjects/subject";
 import type { Body, Tensor } from "../../server/tensors";
 import type { Predictions, Ran } from "../../server/types";
-import { Area, Choice, Commands, Drawing, Export, FactList, Faulty, Field, ProblemBox, RanTable, Table, Waiting } from "../../parts/ui";
+import { Area, Button, Choice, Commands, Drawing, Export, FactList, Faulty, Field, ProblemBox, RanTable, Table, Waiting } from "../../parts/ui";
 
 const READOUT = '{"weight": [[1, 0], [0, 1]], "targets": [0, 1]}';
 
@@ -123,6 +123,7 @@ function Shown({ of, name, title, signed, queries, keys, facts }: ShownProps) {
 }
 
 const LIKELIEST = 12;
+const SATURATED = 0.9; // a probability from which on the gradient of its logarithm is small
 
 /** The prediction of a whole model whose log-probability is L. */
 interface Predicted {
@@ -172,7 +173,9 @@ function OfPrediction({ predicted, picture, sound }: { predicted: Predicted; pic
   };
   const likeliest = shown(prediction.top[0].token);
   const chosen = wanted === "" ? likeliest : (named(Number(wanted.slice(1))) ?? wanted);
-  const options = prediction.top.map(({ id: each, token, probability }): [string, string] => [`#${each}`, `${shown(token)} ${precise(probability, 3)}`]);
+  const { probability } = prediction.top.find(({ id: each }) => wanted === `#${each}`) ?? prediction.top[0];
+  const saturated = probability > SATURATED && predicts !== "class";
+  const options = prediction.top.map(({ id: each, token, probability: likely }): [string, string] => [`#${each}`, `${shown(token)} ${precise(likely, 3)}`]);
   return (
     <>
       <Controls summary={`log p(${chosen})${several ? ` of ${at} ${shownToken(labels.tokens[at])}` : predicts === "class" ? "" : ` ${predicts === "own" ? "in the place of" : "after"} ${at} ${shownToken(labels.tokens[at])}`}`}>
@@ -181,6 +184,7 @@ function OfPrediction({ predicted, picture, sound }: { predicted: Predicted; pic
         <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", `the likeliest: ${likeliest}`], ...options]} />
         {predicts !== "class" && <Field label="Another token" hint="one token of the model" param="of.token" value={known ? "" : wanted} set={(each) => go({ predicted: each })} />}
       </Controls>
+      {saturated && <p class="small">{chosen} has a probability of {precise(probability, 3)}: so near 1 that a small step changes log p little. A head with a gradient near 0 may still be needed: <Button class="quiet" onClick={() => go({ view: "effects" })}>take each head away</Button></p>}
       <DependsOn model={id} input={input} of={of} named={named} {...(predicts === "class" ? {} : { at: `${at} ${shownToken(labels.tokens[at])}`, own: predicts === "own" })} picture={picture} sound={sound} pick={(layer, head) => go({ layer, head })} />
     </>
   );

@@ -59,8 +59,10 @@ function Grid({ subject, layer, id, input, places, cut }: GridProps) {
   const name = (token: number) => shownToken(names[token] ?? String(token));
   /** Layers of the lens, with their places among those of the subject. */
   const layers = value.layers.flatMap(({ layer: ref, hidden }) => (hidden?.top ? [{ ref: String(ref), index: subject.layers.findIndex((each) => each.ref === String(ref)), top: hidden.top }] : []));
-  const row = layers.find(({ index }) => index === layer) ?? layers[layers.length - 1];
   const column = places.indexOf(at);
+  const said = layers.at(-1)?.top.ids[column]?.[0];
+  // Nobody chose a layer: the first that says the prediction.
+  const row = (params.layer === undefined ? layers.find(({ top }) => top.ids[column]?.[0] === said) : layers.find(({ index }) => index === layer)) ?? layers[layers.length - 1];
   const title = (ref: string) => (/^\d+$/.test(ref) ? `L${ref}` : ref);
   const chances = matrix(layers.length, places.length, Float32Array.from(layers.flatMap(({ top }) => top.probabilities?.map(([first]) => first) ?? [])));
   const across = places.map((place) => `${place} ${tokens[place]}`);

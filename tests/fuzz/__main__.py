@@ -89,14 +89,15 @@ def _walk(requests: int, seed: int) -> bool:
 
 def _walk_folders(folders: int, loads: int, seed: int, forms: list[str] | None = None) -> bool:
     """Read damaged folders, load some, and print their rows. Returns True if there is a fault."""
-    from tests.fuzz.folder_forms import FORMS
+    from tests.fuzz.folder_forms import FORMS, LOADED
     from tests.fuzz.folder_walk import ask_readers, walk_folders
     from tests.fuzz.load_walk import ask_loaded
 
     faulty = False
-    for name, ask, count in (("damaged folders", ask_readers, folders), ("damaged loads", ask_loaded, loads)):
+    walks = ("damaged folders", ask_readers, folders, FORMS), ("damaged loads", ask_loaded, loads, LOADED)
+    for name, ask, count, all_forms in walks:
         started = time.monotonic()
-        outcome = walk_folders(ask, count, seed, forms or list(FORMS))
+        outcome = walk_folders(ask, count, seed, forms or list(all_forms))
         seconds, answered = time.monotonic() - started, outcome.counts["answered"]
         result = f"{len(outcome.faults)} faults" if outcome.faults else "sound"
         print(f"| {name} | {count:,} | {answered:,} | {seconds:.0f} | {count / seconds:,.0f} | {result} |", flush=True)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from safetensors.torch import load, save_file
 
 from tests.client.tiny_models import tokenizer
-from tests.client.transformers.families import tiny
+from tests.client.transformers.families import DECODERS, ENCODERS, PAIRS, tiny
 from tests.fuzz.damaged_values import Damage, gguf_damages, json_damages, safetensors_damages
 from tests.models import gguf_families, quantized_checkpoints
 from tests.models.small_adapters import KINDS, base_of, write_adapter
@@ -44,6 +44,14 @@ _ENTRIES: Final[dict[str, dict[str, Any]]] = {
 
 def _family(one: Any) -> Write:
     return lambda folder: saved(built(one), folder)
+
+
+def _model(family: str) -> Write:
+    def write(folder: Path) -> None:
+        tiny(family).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+
+    return write
 
 
 def _llama(entries: dict[str, Any]) -> Write:
@@ -109,6 +117,7 @@ FORMS: Final[dict[str, Write]] = {
     **{f"entries of {name}": _llama(entries) for name, entries in _ENTRIES.items()},
     **{f"form {label}": lambda folder, label=label: quantized_checkpoints.write(folder, label)
        for label in quantized_checkpoints.FORMS},
+    **{f"model {family}": _model(family) for family in (*DECODERS, *ENCODERS, *PAIRS)},
     "texts": _texts,
     **{f"timm {kind}": _timm(kind) for kind in TIMM},
     "openclip clip": lambda folder: write_openclip(folder, CLIP, openclip_tensors()),
@@ -117,6 +126,8 @@ FORMS: Final[dict[str, Write]] = {
     **{f"adapter {kind}": _adapter(kind) for kind in KINDS},
 }  # fmt: skip
 """What writes a folder of each form."""
+LOADED: Final = tuple(form for form in FORMS if not form.startswith("family "))
+"""Those that can be loaded whole: a family has the tensors of its layers alone."""
 
 
 def write_sound(root: Path, form: str) -> list[Path]:

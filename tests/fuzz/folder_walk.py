@@ -104,10 +104,12 @@ def walk_folders(ask: Ask, count: int, seed: int, forms: Sequence[str] = tuple(F
 
 
 def _damaged(files: Sequence[Path], seed: str, count: int) -> Iterator[tuple[Path, Damage]]:
-    """Damage files in one way after the other."""
-    every = [(file, damage) for file in files for damage in damages_of(file)]
+    """Damage files in one way after the other: in every way, or so many times one of the files in one way."""
+    ways = {file: [*damages_of(file)] for file in files}
+    every = [(file, damage) for file, damages in ways.items() for damage in damages]
     rng = random.Random(seed)
-    for at, (file, damage) in enumerate(every if count >= len(every) else rng.sample(every, count)):
+    drawn = ((file, rng.choice(ways[file])) for file in rng.choices(files, k=count))
+    for at, (file, damage) in enumerate(every if count >= len(every) else drawn):
         sound = file.read_bytes()
         file.write_bytes(damage.content())
         os.utime(file, ns=(at, at))  # headers are remembered by time and size
@@ -118,7 +120,8 @@ def _damaged(files: Sequence[Path], seed: str, count: int) -> Iterator[tuple[Pat
 def _note(said: Said, sound: Said, place: str, damage: Damage, outcome: FolderOutcome) -> None:
     """Count what was said. A request about files that the sound folder was not refused is refused by a name."""
     keys = (part.rpartition(".")[2] for part in damage.place if not part.isdecimal())
-    names = {place.partition(": ")[2], NAME, ADAPTER, *keys}
+    # What one file says and another does not hold is named by either, or by the tensor.
+    names = {place.partition(": ")[2], "config.json", ".weight", ".bias", NAME, ADAPTER, *keys}
     for question, words in said.items():
         kind = words.partition(":")[0].split()[0]
         by_name = any(name in words for name in names) or " /v1/" not in question

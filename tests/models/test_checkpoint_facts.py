@@ -55,6 +55,8 @@ REFUSED = {
     "no-type": ({"config": {"model_type": None}}, "has no model_type"),
     "own-code": ({"config": {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}}, "no code of a check"),
     "newer": ({"config": {"model_type": "of-next-year"}}, "does not know model_type 'of-next-year'"),
+    "too-many-layers": ({"config": {"num_hidden_layers": 2**31}}, "num_hidden_layers 2147483648, and its files have"),
+    "too-many-experts": ({"config": {"text_config": {"num_experts": 1e300}}}, "says num_experts 1e+300"),
     "4-bit": ({"config": quantized(load_in_4bit=True)}, "FP4; this server reads NF4"),
     "gptq": ({"config": quantized(quant_method="gptq", bits=3)}, "GPTQ of 3 bits is not read"),
     "in-text": ({"config": {"text_config": quantized(quant_method="awq")}}, "AWQ of None bits"),

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -51,6 +51,10 @@ _QUANTIZERS: Final = {
 
 Source: its ``quantizers``.
 """
+_MODULES: Final = re.compile(r"(?!max_|first_)\w*(layers?|experts|blocks|depth)")
+"""Entries that count modules."""
+_FEW_MODULES: Final = 1024
+"""The modules of one kind that any checkpoint may have: layers can share a tensor, and a tensor can hold experts."""
 _SPARED: Final = re.compile(r"[\w.-]*(\*[\w.-]*){0,2}")
 """Names of modules for which transformers looks by Python's expressions: what takes no time that grows fast."""
 _UNQUANTIZED: Final = "take the checkpoint before quantization"
@@ -145,11 +149,13 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
     kind = _type_of(config)
     if not kind:
         return "its config.json has no model_type that is a text, by which transformers chooses the class"
+    names = [*tensors]
     return (
         _unknown_type(kind, config)
         or _unread(kind, config)
         or _quantized(config)
-        or beyond_the_model(tensors, quantized=quantization_of(config) is not None)
+        or _too_many(config, names)
+        or beyond_the_model(names, quantized=quantization_of(config) is not None)
         or _unnamed(folder, config)
         or _beside(root, folder)
         or link_out(root, folder)
@@ -183,6 +189,19 @@ def beyond_the_model(tensors: Iterable[str], *, quantized: bool = False) -> str 
             )
         if _ADAPTERS.search(name):
             return f"{name} belongs to an adapter, without which its numbers are others; {MERGE}"
+    return None
+
+
+def _too_many(config: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The reason for which a config is refused that asks for more modules than files of so few tensors can have.
+
+    Transformers makes one after the other, before it looks into the files.
+    """
+    most = max(len(names), _FEW_MODULES)
+    for part in (config, *(each for each in config.values() if isinstance(each, Mapping))):
+        for entry, value in part.items():
+            if _MODULES.fullmatch(entry) and isinstance(value, int | float) and not value <= most:
+                return f"its config.json says {entry} {str(value)[:40]}, and its files have {len(names)} tensors"
     return None
 
 

@@ -321,9 +321,10 @@ def _config(
     kv_heads = k_rows // max(head_dim - shared, 1)
     if q_rows % count or k_rows % max(head_dim - shared, 1) or not kv_heads or v_rows % kv_heads or count % kv_heads:
         error = InvalidCheckpoint if request.num_heads is None else InvalidRequest
+        source = " (config.json)" if request.num_heads is None else ""
         raise error(
             f"{count} heads do not divide the layer's projections of {q_rows} (query), {k_rows} (key) and {v_rows} "
-            "(value) rows",
+            f"(value) rows{source}",
             param="checkpoint" if request.num_heads is None else "num_heads",
             num_heads=count,
             rows=[q_rows, k_rows, v_rows],
@@ -367,7 +368,7 @@ def _config(
         if request.spec is not None:
             raise InvalidRequest.at("spec", f"it does not fit the checkpoint: {fault.detail}") from None
         raise InvalidCheckpoint(
-            f"the layer's tensors are not those of its config: {fault.detail}", param="checkpoint", **fault.facts
+            f"the layer's tensors are not those of its config.json: {fault.detail}", param="checkpoint", **fault.facts
         ) from None
     return heads, config
 

@@ -61,7 +61,10 @@ def openclip_tower(config: Mapping[str, Any], shapes: Shapes, dtype: str) -> Tow
     built = vision.size("image_size", (224, 224))
     size = prepared.size("size", built)
     if size != built:
-        raise unlike(f"its images are prepared as {size[0]} × {size[1]} pixels, and its positions are for {built[0]}")
+        raise unlike(
+            f"its images are prepared as {size[0]} × {size[1]} pixels (preprocess_cfg), and its positions are for "
+            f"{built[0]} (image_size of vision_cfg)"
+        )
     make = _siglip if vision.text("timm_model_name") else _clip
     entries, parts = make(model, vision, text, shapes, size)
     cleaned = text.object("tokenizer_kwargs").text("clean")
@@ -82,7 +85,8 @@ def _clip(
     patch, (rows, columns) = grid(shapes, "visual.conv1.weight", size)
     if need(shapes, "visual.positional_embedding")[0] != rows * columns + 1:
         raise InvalidCheckpoint.at(
-            "checkpoint", f"it has no positions for {rows} × {columns} patches and a class token"
+            "checkpoint",
+            f"it has no positions for {rows} × {columns} patches (image_size of vision_cfg) and a class token",
         )
     layers = "visual.transformer.resblocks."
     seen: dict[str, Any] = {

@@ -64,8 +64,8 @@ def _positions(trunk: Trunk) -> bool:
     if count not in {rows * columns, rows * columns + before}:
         raise InvalidCheckpoint.at(
             "checkpoint",
-            f"it has {count} positions (pos_embed), and its images of {trunk.size[0]} × {trunk.size[1]} pixels have "
-            f"{rows * columns} patches",
+            f"it has {count} positions (pos_embed), and its images of {trunk.size[0]} × {trunk.size[1]} pixels "
+            f"(input_size, img_size or image_size of its config) have {rows * columns} patches",
         )
     return bool(before) and count == rows * columns
 

@@ -95,22 +95,18 @@ def test_the_state_after_a_layer_is_one_number_in_every_reply(kind):
     states, gradients, logits = plain(model, way, loaded.reader.read(request).arguments)
     reply = ModelGradients(loaded, ModelGradientsRequest(text=TEXT, of={"token": TOKEN}, wrt=["hidden"])).reply()
     found = {layer.layer: layer.gradients["hidden"] for layer in reply.layers}
-    readings = {}
-    if loaded.head.predicts == "next":
-        plan = plan_lens(loaded, ModelLensRequest(text=TEXT, targets=[3, TOKEN]), find_stream(loaded))
-        readings = {layer.layer: layer.hidden.targets for layer in LensRun(loaded, plan).reply().layers}
+    plan = plan_lens(loaded, ModelLensRequest(text=TEXT, targets=[3, TOKEN]), find_stream(loaded))
+    readings = {layer.layer: layer.hidden.targets for layer in LensRun(loaded, plan).reply().layers}
     recorded = record(model, tokenizer(), TEXT)
     for number, keys in way.keys.items():
         for key in keys:
             near(forward[key], states[number], 1e-5)
             near(found[key], gradients[number], 1e-4)
-            if readings:
-                near(readings[key], read_out(model, way, states[number])[:, [3, TOKEN]], 1e-5)
+            near(readings[key], read_out(model, way, states[number])[:, [3, TOKEN]], 1e-5)
         if "attention" not in str(keys[0]):
             near(kept[f"{way.stack}.{number}.hidden"], states[number], 1e-5)
         near(recorded.hidden(f"{way.stack}.{number}"), states[number], 1e-5)
-    if readings:
-        near(readings[way.keys[1][-1]], logits[:, [3, TOKEN]], 1e-5)
+    near(readings[way.keys[1][-1]], logits[:, [3, TOKEN]], 1e-5)
     last = states[-1] if way.norm is None else model.get_submodule(way.norm)(states[-1]).detach()
     final = f"{way.stack}.final"
     assert (final in recorded.tensors) == (way.norm is not None)

@@ -9,11 +9,13 @@ from tests.models_walk.compared import built
 from tests.models_walk.questions import QUESTIONS
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.analyses.lenses import ModelLensRequest
+from attention_contract.schemas.analyses.lenses import JacobianRequest, ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.answers.joined_questions import group_of
+from attention_service.models.answers.lenses.jacobian_rows import plan_rows
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.residual_stream import find_stream
+from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -36,6 +38,30 @@ def small():
 @pytest.mark.parametrize("kind", ["xlnet", "fsmt", "nllb-moe"])
 def test_a_lens_reads_states_that_are_time_first_and_decoders_of_experts(small, kind):
     assert QUESTIONS["lens"](*small(kind)) < 1e-5
+
+
+@pytest.mark.sampled(kind=3)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "albert", "bert", "distilbert", "electra", "mobilebert", "roberta", "big_bird", "camembert", "convbert",
+        "data2vec-text", "deberta", "deberta-v2", "ernie", "esm", "eurobert", "layoutlm", "longformer", "luke",
+        "megatron-bert", "modernbert", "mpnet", "nomic_bert", "nystromformer", "rembert", "roberta-prelayernorm",
+        "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    ],
+)  # fmt: skip
+def test_a_lens_reads_masked_language_models_by_their_whole_head(small, kind):
+    """The last layer's reading is the logits of the pass; EuroBERT has no transform, and its parts add up."""
+    model, loaded = small(kind)
+    assert QUESTIONS["lens"](model, loaded) < 1e-5
+    assert (find_stream(loaded).without_parts == "") == (kind == "eurobert")
+
+
+def test_no_jacobian_lens_is_fitted_to_a_masked_language_model(small):
+    _, loaded = small("bert")
+    request = JacobianRequest(text="the cat sat on the mat", skip_first=0, max_tokens=8, start=0)
+    with pytest.raises(InvalidRequest, match="the mean over the tokens that follow"):
+        plan_rows(loaded, request, find_stream(loaded), ModelCosts(loaded), 2**30)
 
 
 def test_states_that_are_time_first_are_not_divided_into_parts(small):

@@ -32,11 +32,12 @@ def of_hidden() -> list[LensPart]:
 
 
 class ModelLensRequest(ModelInput):
-    """Read out the states inside a model that predicts the next token."""
+    """Read out the states inside a model that predicts tokens of a text."""
 
     kind: LensKind = "logit"
-    """``logit``: by the model's own final norm and unembedding. ``jacobian``: first by the mean Jacobian of the last
-    layer's states by those of the layer, which ``lens`` names. Sources: nostalgebraist 2020; Gurnee et al. 2026."""
+    """``logit``: by the model's own final norm and unembedding, or its whole head. ``jacobian``: first by the mean
+    Jacobian of the last layer's states by those of the layer, which ``lens`` names. Sources: nostalgebraist 2020;
+    Gurnee et al. 2026."""
     lens: LensId | None = None
     """The id of a fitted lens, for the kind ``jacobian``."""
     of: Listed[LensPart] = Field(default_factory=of_hidden, min_length=1, max_length=3)

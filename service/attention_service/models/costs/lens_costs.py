@@ -63,10 +63,24 @@ def lens_cost(
     return LensCost(readings, states + _COPIES * 4 * at_once + 2 * reply, traffic)
 
 
-def check_predicts_next(loaded: LoadedModel, param: str) -> None:
-    """Raise InvalidRequest for a model that does not predict the next token: there is nothing to read by."""
-    if loaded.head.predicts == "next":
+def check_has_unembedding(loaded: LoadedModel, param: str) -> None:
+    """Raise InvalidRequest for a model that predicts no tokens of a text, of which there is nothing to read states by.
+
+    One that predicts the token at its own place, such as BERT, reads them by its whole head.
+    """
+    head = loaded.head
+    if head.predicts == "next" or (head.predicts == "own" and loaded.model.main_input_name == "input_ids"):
         return
     name = type(loaded.model).__name__
-    why = loaded.without_head if loaded.head.predicts is None else f"{name} does not predict the next token"
+    why = loaded.without_head if head.predicts is None else f"{name} predicts no tokens of a text"
     raise InvalidRequest.at(param, f"{why}, so a lens has no unembedding to read by")
+
+
+def check_predicts_next(loaded: LoadedModel, param: str) -> None:
+    """Raise InvalidRequest for a model that does not predict the next token: no Jacobian lens is fitted to it."""
+    check_has_unembedding(loaded, param)
+    if loaded.head.predicts != "next":
+        name = type(loaded.model).__name__
+        raise InvalidRequest.at(
+            param, f"{name} does not predict the next token; a Jacobian lens is the mean over the tokens that follow"
+        )

@@ -13,7 +13,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityRep
 from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import image_tokens
 from attention_service.models.costs.implicit_costs import implicit_flops
-from attention_service.models.costs.lens_costs import check_predicts_next, lens_cost
+from attention_service.models.costs.lens_costs import check_has_unembedding, check_predicts_next, lens_cost
 from attention_service.models.costs.model_pace import ModelPace, times_of, unlearned
 from attention_service.models.costs.model_sizes import ModelSizes
 from attention_service.models.costs.pass_memory import PassMemory
@@ -149,7 +149,7 @@ class ModelCosts:
 
     def _lens(self, parts: Sequence[LensPart], prefill: PassCost, tokens: int) -> PassCost:
         """The cost of a pass whose states are read at every one of so many tokens."""
-        check_predicts_next(self._loaded, "lens")
+        check_has_unembedding(self._loaded, "lens")
         wanted = "target" if self._loaded.reader.pairs else "text"
         places = [each for each in self._loaded.all_places if each.queries == wanted]
         cost = lens_cost(self._loaded, parts, places, tokens)

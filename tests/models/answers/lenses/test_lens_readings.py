@@ -234,7 +234,7 @@ def test_states_that_are_no_sum_are_read_but_not_divided():
     stream = find_stream(bart)
     read = LensRun(bart, plan_lens(bart, ModelLensRequest(tokens=IDS, targets=TARGETS), stream)).reply()
     assert read.layers[-1].hidden.targets.shape == (1, 3)
-    with pytest.raises(InvalidRequest, match="is not added to the states") as caught:
+    with pytest.raises(InvalidRequest, match="returns its sum behind a norm") as caught:
         plan_lens(bart, ModelLensRequest(tokens=IDS, of=["hidden", "heads"]), stream)
     assert caught.value.param == "of.1"
 

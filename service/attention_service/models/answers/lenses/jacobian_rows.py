@@ -18,6 +18,7 @@ from attention_contract.schemas.analyses.lenses import JacobianReply, JacobianRe
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.tensors import to_numpy, wide
 from attention_service.models.answers.lenses.residual_stream import ResidualStream
+from attention_service.models.costs.lens_costs import check_predicts_next
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -40,6 +41,7 @@ def plan_rows(
     loaded: LoadedModel, request: JacobianRequest, stream: ResidualStream, costs: ModelCosts, free_bytes: int
 ) -> RowsPlan:
     """Check a request. Raises InvalidRequest that names the field at fault."""
+    check_predicts_next(loaded, "model")
     if loaded.reader.pairs or stream.several_streams or stream.time_first:
         one = "states that are one stream" if stream.several_streams else "states that stand text by text"
         why = "a model with one stack of layers" if loaded.reader.pairs else one

@@ -19,6 +19,8 @@ class ModuleTraces:
     """The first tensor that each module was given, at its first call."""
     made: dict[nn.Module, Tensor] = field(default_factory=dict)
     """The first tensor that each module returned."""
+    ended: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """The same at its last call, of a module that several layers share."""
     returned: dict[nn.Module, Any] = field(default_factory=dict)
     """All that it returned."""
 
@@ -30,6 +32,10 @@ def traced(modules: Iterable[nn.Module]) -> Iterator[ModuleTraces]:
     undo: list[Callable[[], None]] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        several = output if isinstance(output, tuple | list) else output.values() if isinstance(output, dict) else ()
+        first = next(iter(several), None) if several else output
+        if isinstance(first, Tensor):
+            found.ended[module] = first.detach().clone()
         if module in found.returned:
             return
         found.returned[module] = output
@@ -37,10 +43,8 @@ def traced(modules: Iterable[nn.Module]) -> Iterator[ModuleTraces]:
         given = next((x for x in (*args, *named) if isinstance(x, Tensor)), None)
         if given is not None:
             found.given[module] = given.detach().clone()
-        several = output if isinstance(output, tuple | list) else output.values() if isinstance(output, dict) else ()
-        first = next(iter(several), None) if several else output
         if isinstance(first, Tensor):
-            found.made[module] = first.detach().clone()
+            found.made[module] = found.ended[module]
 
     try:
         undo = [module.register_forward_hook(hook, with_kwargs=True).remove for module in modules]

@@ -27,7 +27,7 @@ from attention_service.models.answers.lenses.state_sums import (
     same,
     tolerance_of,
 )
-from attention_service.models.costs.lens_costs import check_predicts_next
+from attention_service.models.costs.lens_costs import check_has_unembedding
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
@@ -80,7 +80,7 @@ class Unembedding:
 
 @dataclass(frozen=True, eq=False)
 class ResidualStream:
-    """The stack of a model whose last states predict the next token."""
+    """The stack of a model whose last states predict tokens: the next ones, or those at their own places."""
 
     readout: Readout
     layers: Sequence[nn.Module]
@@ -133,11 +133,10 @@ class ResidualStream:
 def find_stream(loaded: LoadedModel) -> ResidualStream:
     """Find the residual stream of a model in short runs.
 
-    Raises InvalidRequest for a model that does not predict the next token, or whose states cannot be read by
-    themselves.
+    Raises InvalidRequest for a model that predicts no tokens of a text, or whose states cannot be read by themselves.
     """
     name = type(loaded.model).__name__
-    check_predicts_next(loaded, "kind")
+    check_has_unembedding(loaded, "kind")
     wanted = "target" if loaded.reader.pairs else "text"
     places = {place.key: place for place in loaded.all_places if place.queries == wanted}
     stack = next((each for place in places.values() if (each := list_of(loaded, place.layer)) is not None), None)
@@ -156,7 +155,7 @@ def find_stream(loaded: LoadedModel) -> ResidualStream:
                 "model with a dtype of a larger range, such as bfloat16 or float32",
             )
     time_first = {place.layer for place in loaded.all_places if place.time_first}
-    last = traces.made[layers[-1]]
+    last = traces.ended[layers[-1]]
     last = last.transpose(0, 1) if layers[-1] in time_first else last
     if last.shape[:2] != logits.shape[:2]:
         raise InvalidRequest.at(
@@ -273,6 +272,8 @@ def _branches_of(
                 place.key: Branch(each.source, factor, each.norm, each.projection, each.without_heads)
                 for place, each, factor in zip(places, chosen, factors, strict=True)
             }
+    if ends_in_norm:
+        raise _NoSumError(f"layer {places[0].key} returns its sum behind a norm, so its parts do not add up")
     raise _NoSumError(f"the attention of layer {places[0].key} is not added to the states that it is given")
 
 

@@ -1,8 +1,11 @@
 """The loop of a model's process: which requests a turn takes, and with whom a pass is shared."""
 
+import gc
+import weakref
 from contextlib import contextmanager
 from queue import Empty
 from threading import Event
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,6 +13,7 @@ from attention_contract.schemas.models import ModelList
 from attention_contract.wire import JSON
 from attention_service.core.cancellation import Cancellation, checkpoint
 from attention_service.models.inputs.long_texts import read_beside
+from attention_service.models.process import turns as process_turns
 from attention_service.models.process.served import Answer, PricedRun
 from attention_service.models.process.turns import Turns
 from attention_service.models.worker_messages import Message
@@ -344,3 +348,32 @@ def test_a_long_text_is_read_beside_the_loop_which_goes_on_meanwhile():
     assert went_on.is_set()
     assert {("reply", 0), ("reply", 1)} <= {*pipes.sent}
     assert True in model.beside  # a core less for the passes meanwhile
+
+
+def test_what_a_load_leaves_is_looked_through_by_no_later_collection(monkeypatch):
+    """A full collection goes through all tracked objects, of which a model and its modules have half a million."""
+    garbage = []
+
+    class Pipes:
+        next = staticmethod(iter([Message("load", {"memories": []}, memoryview(b""))]).__next__)
+        take_over = classmethod(lambda cls: cls())
+        send = Mock()
+
+    def load(*_):
+        model, lost = Mock(), Mock()
+        lost.itself = lost
+        garbage.append(weakref.ref(lost))
+        model.info.return_value, model.held_bytes.return_value = {}, None
+        models.append(model)
+        return model
+
+    models = []
+    monkeypatch.setattr(process_turns, "ProcessPipes", Pipes)
+    monkeypatch.setattr(process_turns.Turns, "run", lambda _: None)
+    monkeypatch.setattr(process_turns, "keep_freed_memory", lambda: None)
+    try:
+        process_turns.serve(load)
+        assert garbage[0]() is None
+        assert not any(each is models[0] for each in gc.get_objects())
+    finally:
+        gc.unfreeze()

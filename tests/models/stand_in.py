@@ -46,7 +46,7 @@ class StandIn:
     def adapter_bytes(self):
         return {}
 
-    def turn(self, *, alone):
+    def turn(self, *, alone, reads_beside):
         return nullcontext()
 
     def recover(self, fault):

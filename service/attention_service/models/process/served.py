@@ -115,7 +115,7 @@ class Served(Protocol):
         """
 
     def turn(self, *, alone: bool, reads_beside: bool) -> AbstractContextManager[None]:
-        """Compute in a block on the cores that other programs, and a thread that reads a text, leave.
+        """Compute in a block, without the core of a thread that reads a text. Threads sleep beside other programs.
 
         ``alone``: on all, since a request is to get the same bits each time.
         """

@@ -27,8 +27,8 @@ from attention_service.models.process.model_operations import OPERATIONS, ModelO
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
-from attention_service.runtime.device.free_cores import FreeCores
 from attention_service.runtime.device.freed_memory import MUCH
+from attention_service.runtime.device.shared_cores import SharedCores
 from attention_service.runtime.device.torch_device import is_out_of_memory
 
 _MAX_REASON: Final = 400
@@ -44,7 +44,7 @@ class ServedModel:
         self._decoder = Decoder(loaded, prefix_bytes)
         self._operations = ModelOperations(loaded, self._decoder)
         threads = torch.get_num_threads() if loaded.device.torch.type == "cpu" else 1
-        self._threads, self._cores = threads, FreeCores(threads)
+        self._threads, self._cores = threads, SharedCores(threads)
 
     @classmethod
     def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
@@ -108,12 +108,13 @@ class ServedModel:
 
     @contextmanager
     def turn(self, *, alone: bool, reads_beside: bool) -> Iterator[None]:
-        """Compute in a block with as many threads as other programs, and a thread that reads a text, leave cores to.
+        """Compute in a block, with a thread less while a text is read. Threads sleep beside other programs.
 
         ``alone``: with all, since a request is to get the same bits each time, and sums of parts round otherwise.
         """
+        self._cores.look()
         most = self._threads
-        wanted = most if alone else min(self._cores.fit(), max(1, most - reads_beside))
+        wanted = most if alone else max(1, most - reads_beside)
         if wanted == most:
             yield
             return

@@ -4,8 +4,8 @@ PyTorch divides each operation among threads of OpenMP, and each waits until the
 sleeps meanwhile is woken for the next operation, which takes as long as a small one: two threads then do no more than
 one. A thread that spins is there at once, and takes many times the time of the work if another program has the core
 of the one it waits for. The server's threads sleep. Those of a model's process spin for about a millisecond before
-they sleep, and are fewer while other programs use the cores (``free_cores``). This module imports no PyTorch, which
-reads the variables when it is imported.
+they sleep, and sleep at once while other programs use the cores (``shared_cores``, which only GNU's OpenMP obeys).
+This module imports no PyTorch, which reads the variables when it is imported.
 """
 
 import math
@@ -16,8 +16,8 @@ from typing import Final
 
 SLEEPING: Final = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 """The variables of GNU's OpenMP, which PyTorch's wheels for Linux hold, and of LLVM's and Intel's."""
-SPINNING: Final = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
-"""The same of threads that spin first: a number of turns, and milliseconds."""
+SPINNING: Final = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "0"}
+"""The same of threads that spin first: a number of turns. Those of LLVM and Intel would spin beside other programs."""
 _NAMES: Final = SLEEPING.keys() | SPINNING.keys()
 _CHOSEN: Final = "_ATTENTION_THREADS_SLEEP"
 """Set beside ``SLEEPING`` if the server chose it, so that models need not."""

@@ -89,6 +89,10 @@ def test_a_server_ends_when_it_is_forgotten_but_not_by_a_fork(tmp_path, monkeypa
     server.end_with_this()
     process, log, owner = server.process, server._log, os.getpid()
     started_server.end(process, log, owner + 1)
+    if (fork := os.fork()) == 0:
+        server.end()
+        os._exit(0)
+    os.waitpid(fork, 0)
     assert process.poll() is None
     del server
     assert process.poll() == -signal.SIGTERM

@@ -47,17 +47,19 @@ def unnamed() -> Reached:
     from attention_client.servers import background_server  # noqa: PLC0415 - not if a server is there
     from attention_client.servers.server_command import lack  # noqa: PLC0415
 
-    reason = lack()
-    if reason is not None:
+    setting = os.environ.get(AUTOSTART_VARIABLE, "")
+    if setting.strip().lower() in _OFF:
+        server = background_server.running()
+        if server is None:
+            raise ConnectionFailed(
+                f"nothing answers at {DEFAULT_URL}, and {AUTOSTART_VARIABLE}={setting} forbids to start a server: "
+                "start one by `attention serve`, or name one by --url",
+                sent=False,
+            )
+    elif (reason := lack()) is not None:
         raise ServerNotStarted(f"nothing answers at {DEFAULT_URL}, and {reason}; or name a server by --url")
-    may_start = os.environ.get(AUTOSTART_VARIABLE, "").strip().lower() not in _OFF
-    server = background_server.running_or_started(_say) if may_start else background_server.running()
-    if server is None:
-        raise ConnectionFailed(
-            f"nothing answers at {DEFAULT_URL}, and {AUTOSTART_VARIABLE}={os.environ[AUTOSTART_VARIABLE]} forbids to "
-            "start a server: start one by `attention serve`, or name one by --url",
-            sent=False,
-        )
+    else:
+        server = background_server.running_or_started(_say)
     return Reached(server.url, server.key)
 
 

@@ -36,6 +36,7 @@ class StartedServer:
         self._settings = {**unset, **settings, **CHOSEN, "key_hash": sha256(self.key.encode()).hexdigest()}
         self._log = log
         self._kept_open = kept_open
+        self._owner = os.getpid()
         self._start()
 
     def _start(self) -> None:
@@ -95,12 +96,12 @@ class StartedServer:
         self.process.returncode = 0  # nobody waits for it
 
     def end(self) -> None:
-        """End it, and wait until it has ended."""
-        end(self.process, self._log, os.getpid())
+        """End it, and wait until it has ended. In a fork of the process that started it, do nothing."""
+        end(self.process, self._log, self._owner)
 
     def end_with_this(self) -> None:
         """End it when this object is forgotten, and at the end of the program."""
-        finalize(self, end, self.process, self._log, os.getpid())
+        finalize(self, end, self.process, self._log, self._owner)
 
 
 def end(process: "subprocess.Popen[bytes]", log: IO[bytes], owner: int) -> None:

@@ -39,4 +39,4 @@ def test_the_extra_of_the_client_has_no_torch():
 def test_imports_are_found_where_they_run(text, more, tmp_path, installed):
     file = tmp_path / "test_it.py"
     file.write_text(text, "utf-8")
-    assert extras.imported(file) - installed == more
+    assert extras.imported(file) - (installed - {"nbclient", "nbformat"}) == more  # as if it did not install these

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="needs the extra dev")
-nbclient = pytest.importorskip("nbclient", reason="needs the extra dev")
+nbformat = pytest.importorskip("nbformat", reason="needs Jupyter")
+nbclient = pytest.importorskip("nbclient", reason="needs Jupyter")
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 
 
@@ -48,6 +48,24 @@ def test_notebooks_are_kept_with_their_outputs(path):
     assert {output.output_type for output in outputs} <= {"stream", "execute_result", "display_data"}
     assert any("text/html" in output.get("data", {}) or "image/png" in output.get("data", {}) for output in outputs)
     assert path.stat().st_size < 2**20
+
+
+def test_three_cells_show_a_model_without_a_server_beside_them(tmp_path):
+    nbconvert = pytest.importorskip("nbconvert")
+    notebook = nbformat.read(NOTEBOOKS / "first_look.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(code) == 3
+    sizes = [len(output.data["text/html"]) for cell in code for output in cell.outputs if "data" in output]
+    assert len(sizes) == 3
+    assert max(sizes) <= 300_000
+    assert all(
+        len(output.data["text/plain"].splitlines()) <= 12
+        for cell in code[1:] for output in cell.outputs if "data" in output
+    )  # fmt: skip
+    exported, _ = nbconvert.HTMLExporter(template_name="classic").from_notebook_node(notebook)
+    assert exported.count('class="attention-maps"') == 2, "maps of the first and the last cell"
+    assert "Predictions of tiny" in exported
 
 
 @pytest.mark.slow

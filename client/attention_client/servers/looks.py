@@ -28,12 +28,17 @@ _FILES: Final = "config.json", "*.safetensors", "*.gguf"
 
 @dataclass(frozen=True, repr=False)
 class Look:
-    """The heads of a model over a text: a map in a notebook, the tables of ``attention look`` as text."""
+    """The heads of a model over a text: a map in a notebook; printed, the tables of ``attention look``."""
 
     reply: ModelWeightsReply
     """Statistics, largest weights and weights of every head, with the tokens."""
+    client: Client
+    """The client of the server that answered, for further questions."""
 
     def __repr__(self) -> str:
+        return repr(self.reply)
+
+    def __str__(self) -> str:
         from attention_client.cli.tables.model_tables import looked  # noqa: PLC0415 - a notebook shows the map
 
         with redirect_stdout(io.StringIO()) as printed:
@@ -64,7 +69,7 @@ def look(
     fields: dict[str, Any] = {} if layer is None else {"layers": _listed(layer)}
     if head is not None:
         fields["select"] = {"heads": _listed(head)}
-    return Look(client.models.weights(name, text, top_k=_TOP_K, timeout=_LOAD_S, **fields))
+    return Look(client.models.weights(name, text, top_k=_TOP_K, timeout=_LOAD_S, **fields), client)
 
 
 def _listed(chosen: Any) -> list[Any]:

@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile(r"[-+]?(\d[\d.e+-]*|nan|inf)( [kMGTP]?[A-Z]*)?|")
 
 def print_out(what: Any, style: str = "") -> None:
     """Print a text in its style, or anything else as wide as the terminal, or 240 columns into a file."""
-    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False, force_jupyter=False)
     console.print(Text(what, style) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
 
 

@@ -20,10 +20,10 @@ _MOST: Final[dict[int, str]] = {
         decoder_num_attention_heads linear_num_value_heads swa_num_attention_heads encoder_num_heads num_experts
         num_local_experts n_routed_experts moe_num_experts qk_rope_head_dim rotary_dim index_topk rope_head_dim
         sliding_window attention_window_size local_attention attention_chunk_size sliding_window_size mamba_n_heads
-        mamba_num_heads n_mamba_heads""",
+        mamba_num_heads n_mamba_heads linear_num_heads""",
     8: """head_dim kv_channels d_kv attention_head_dim key_length swa_head_dim swa_v_head_dim linear_key_head_dim
-        linear_value_head_dim global_head_dim attn_head_dim d_head v_head_dim qk_nope_head_dim index_head_dim
-        image_size input_size img_size mamba_chunk_size chunk_size hidden_size_per_layer_input""",
+        linear_value_head_dim linear_head_dim global_head_dim attn_head_dim d_head v_head_dim qk_nope_head_dim
+        index_head_dim image_size input_size img_size mamba_chunk_size chunk_size hidden_size_per_layer_input""",
     16: """pronunciation_embed_dim shape_embed_dim entity_emb_size embedding_size q_lora_rank kv_lora_rank o_lora_rank
         mamba_d_state ssm_state_size state_size mamba_head_dim
         mamba_headdim mamba_d_head time_step_rank d_state""",

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
 from tests.models_walk.compared import built
@@ -15,7 +14,6 @@ from attention_contract.wire import JSON
 from attention_service.models.answers.tokenized_inputs import tokenize
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import written
-from attention_service.models.process.served_model import ServedModel
 
 WORDS = "the cat sat on the mat\nand the dog "
 
@@ -53,16 +51,3 @@ def test_the_characters_of_tokens_are_those_that_the_tokenizer_lists(loaded, pai
     assert len(tokens.spans) == len(tokens.ids)
     if pair is None and special:
         assert loaded.reader.tokens(text, "text", limit=4).spans == expected[:4]
-
-
-def test_a_turn_leaves_a_core_to_the_thread_that_reads_a_text(loaded, monkeypatch):
-
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    used = []
-    monkeypatch.setattr(torch, "set_num_threads", used.append)
-    model = ServedModel(loaded)
-    monkeypatch.setattr(model._cores, "fit", lambda: 3)
-    for alone, reads_beside, threads in ((False, True, 2), (False, False, None), (True, True, None)):
-        with model.turn(alone=alone, reads_beside=reads_beside):
-            assert used == ([] if threads is None else [threads])
-        used.clear()

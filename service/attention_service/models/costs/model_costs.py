@@ -193,14 +193,14 @@ class ModelCosts:
             parameters += adapter.files.bytes
         if tokens and not encodes:
             products += batch * (2 * sizes.matrices * tokens + 2 * sizes.head)
-            products += sum(_attention_flops(place, batch, tokens, keys) for place in sizes.places)
+            products += sum([_attention_flops(place, batch, tokens, keys) for place in sizes.places])
             products += implicit_flops(sizes.implicit, batch, tokens) if weights else 0
             layers += sizes.layers
             parameters += sizes.parameter_bytes - sizes.images.parameter_bytes
             cached = batch * self.memory.cache_bytes(keys)
             states += sizes.layers * batch * tokens * sizes.layer_numbers
             if weights and tokens == keys:
-                states += _OF_SCORES * batch * tokens * keys * sum(place.widths.heads for place in sizes.places)
+                states += _OF_SCORES * batch * tokens * keys * sum([place.widths.heads for place in sizes.places])
         states *= itemsize
         half = products if itemsize == 2 else 0
         traffic = Traffic(

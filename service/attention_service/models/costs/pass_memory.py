@@ -54,7 +54,7 @@ def _scores(place: AttentionPlace, queries: int, keys: int) -> int:
 
 def _most(places: Iterable[AttentionPlace], queries: int, keys: int) -> int:
     """The scores of the largest of these attentions; 0 without any."""
-    return max((_scores(each, queries, keys) for each in places), default=0)
+    return max([_scores(each, queries, keys) for each in places], default=0)
 
 
 class SweepSizes(NamedTuple):

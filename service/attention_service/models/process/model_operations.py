@@ -362,11 +362,13 @@ class ModelOperations:
 
             runs, predicted_ms = self.timed(request), (1 + beside) * self.question_ms(request, [checked])
             need = (1 + beside) * self.costs.memory.needed_bytes(checked, request)
-            texts, length = len(checked.inputs.predicted.ids), _longest(checked)
-            some = self.costs.memory.in_part(length, 1 + beside)
-            if some < texts and may_divide(self.loaded, request, checked):
-                parts = partial(divided, self.loaded, request, checked, some, answer)
-                return self._of_texts(need, parts, texts, length, 1 + beside, runs, predicted_ms / texts)
+            texts = len(checked.inputs.predicted.ids)
+            if texts > 1 and may_divide(self.loaded, request, checked):
+                length = _longest(checked)
+                some = self.costs.memory.in_part(length, 1 + beside)
+                if some < texts:
+                    parts = partial(divided, self.loaded, request, checked, some, answer)
+                    return self._of_texts(need, parts, texts, length, 1 + beside, runs, predicted_ms / texts)
             return PricedRun(
                 need, lambda: runs.run(run, predicted_ms), self.costs.silent_seconds(checked, 1 + beside),
                 group=group_of(self.loaded, request, checked), length=checked.inputs.text.length,

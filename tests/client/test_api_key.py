@@ -93,7 +93,7 @@ def test_the_command_reads_the_environment(monkeypatch):
     played = Played()
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     monkeypatch.setattr("attention_client.client.httpx.Client", lambda **more: _playing(played, more))
-    result = invoke(["info"])
+    result = invoke(["--url", URL, "--retries", "0", "info"])
     assert result.exit_code == 0
     assert played.requests[0].headers["authorization"] == f"Bearer {KEY}"
     assert KEY not in result.output

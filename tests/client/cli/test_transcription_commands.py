@@ -48,7 +48,7 @@ def test_json_is_the_whole_reply(played):
 
 
 def test_a_sound_that_cannot_be_read_is_named():
-    result = invoke(["transcribe", "whisper", "none.wav"])
+    result = invoke(["--url", "http://127.0.0.1:9", "--retries", "0", "transcribe", "whisper", "none.wav"])
     assert result.exit_code != 0
     assert "none.wav cannot be read" in str(result.exception) + result.output
 

@@ -22,8 +22,9 @@ FACTS = {"free_bytes": 2**40, "reader": "", "form": "application/json", "encodin
 PROMPT = "the cat sat on\nthe dog on mat cat sat\nthe mat"
 ANSWER = "\nthe dog sat\non the mat\nthe cat"
 TEXTS = ["the cat sat on the mat " * 20] * 40
-MOST = {"complete": 12}
-"""The passes of a part, where it is not 2: eight prompts, or a token for those texts that are not yet joined."""
+MOST = {"complete": 12, "gradients": 3}
+"""The passes of a part, where it is not 2: eight prompts, or a token for those texts that are not yet joined; and
+the trial whether heads of small effect have a norm of their own."""
 REQUESTS = {
     "forward": {"text": PROMPT},
     "weights": {"text": PROMPT, "layers": "all"},

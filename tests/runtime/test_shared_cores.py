@@ -13,7 +13,7 @@ import torch
 
 from attention_service.models.process.served_model import ServedModel
 from attention_service.runtime.device.cpu_threads import usable_cores
-from attention_service.runtime.device.shared_cores import CoreTimes, SharedCores, core_times
+from attention_service.runtime.device.shared_cores import CoreTimes, SharedCores, core_times, running_now
 
 _SPIN = """
 import os, time, torch
@@ -23,7 +23,7 @@ from attention_service.runtime.device.shared_cores import CoreTimes, SharedCores
 torch.set_num_threads(2)
 cores = len(os.sched_getaffinity(0))
 looks = [CoreTimes(second, (second > 0) * cores, 0.0, cores) for second in range(4)]
-shared, numbers = SharedCores(2, Mock(side_effect=looks)), torch.ones(2**20)
+shared, numbers = SharedCores(2, Mock(side_effect=looks), lambda: 99), torch.ones(2**20)
 
 def spun():
     time.sleep(0.1)
@@ -45,7 +45,7 @@ def ways(threads, cores, spells):
         last = times[-1]
         times.append(CoreTimes(last.now + 1, last.busy + others + own, last.own + own, cores))
     looks, found = iter(times), []
-    shared = SharedCores(threads, lambda: next(looks))
+    shared = SharedCores(threads, lambda: next(looks), lambda: math.inf)
     for _ in spells:
         shared.look()
         found.append(shared.asleep)
@@ -87,6 +87,21 @@ def test_the_way_changes_neither_for_a_short_spell_nor_to_and_fro():
 
 def test_a_quota_smaller_than_the_host_needs_no_idle_host():
     assert ways(2, 64, [(60.0, 1)]) == [False]
+
+
+def test_threads_spin_as_soon_as_others_run_no_more(tmp_path):
+    running = Mock(side_effect=[2, 1])
+    shared = SharedCores(2, Mock(side_effect=[CoreTimes(0, 0.0, 0.0, 2), *[CoreTimes(1e9, 2e9, 0.0, 2)] * 2]), running)
+    found = []
+    for _ in range(3):
+        shared.look()
+        found.append(shared.asleep)
+    assert found == [True, True, False]
+    file = tmp_path / "loadavg"
+    file.write_text("2.72 1.74 0.87 5/312 15622\n")
+    assert running_now(file) == 5
+    file.write_text("2.72\n")
+    assert running_now(file) == running_now(tmp_path / "none") == math.inf
 
 
 def test_looks_are_apart_and_a_system_that_tells_nothing_lets_threads_spin():

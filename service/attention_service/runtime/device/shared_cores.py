@@ -4,6 +4,7 @@ The threads of GNU's OpenMP spin for ``GOMP_SPINCOUNT`` turns before they sleep,
 has more of them than cores. A further team of threads, which does nothing, therefore puts all of them to sleep.
 """
 
+import math
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ _SLEEPS, _SPINS = 0.6, 0.3
 _GRAIN: Final = 2**15
 """Numbers of a tensor that PyTorch gives a thread of its own."""
 _STAT: Final = Path("/proc/stat")
+_LOAD: Final = Path("/proc/loadavg")
 
 
 class CoreTimes(NamedTuple):
@@ -51,12 +53,23 @@ def core_times(stat: Path = _STAT) -> CoreTimes | None:
         return None
 
 
+def running_now(load: Path = _LOAD) -> float:
+    """The threads of all programs that run or wait for a core now; infinite if the system does not tell them."""
+    try:
+        return int(load.read_text("ascii").split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return math.inf
+
+
 class SharedCores:
     """The way in which the threads of this process wait for each other: by what other programs did since a look."""
 
-    def __init__(self, threads: int, look: Callable[[], CoreTimes | None] = core_times) -> None:
+    def __init__(
+        self, threads: int, look: Callable[[], CoreTimes | None] = core_times,
+        running: Callable[[], float] = running_now,
+    ) -> None:  # fmt: skip
         """``threads``: those of a computation."""
-        self._threads, self._look = threads, look
+        self._threads, self._look, self._running = threads, look, running
         self._last = look() if threads > 1 else None
         self._teams = _IdleTeams(threads)
 
@@ -68,6 +81,10 @@ class SharedCores:
     def look(self) -> None:
         """Choose the way for what comes next."""
         last = self._last
+        if last is not None and self.asleep and self._running() <= 1 + last.cores - self._threads:
+            self._teams.end()  # who used the cores has ended: one of those that run is this thread
+            self._last = self._look()
+            return
         if last is None or time.monotonic() - last.now < _SPACING_S or (found := self._look()) is None:
             return
         self._last = found

@@ -7,6 +7,7 @@ from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
 from tests.models_walk.compared import built
 from tests.models_walk.questions import QUESTIONS
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import JacobianRequest, ModelLensRequest
@@ -110,3 +111,27 @@ def test_what_is_asked_is_held_to_its_property(small):
     loaded.model.model.layers[1].mlp.down_proj.weight.mul_(1.01)
     errors = {name: ask(model, loaded) for name, ask in QUESTIONS.items() if name != "effects"}
     assert min(errors.values()) > 1e-4, errors
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                intermediate_size=48, max_position_embeddings=64, initializer_range=0.5, pad_token_id=0,
+            )
+        ),
+        GPT2LMHeadModel(
+            GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=1.0)
+        ),
+    ],
+    ids=["llama", "gpt2"],
+)  # fmt: skip
+def test_models_of_large_numbers_have_parts_and_paths(model):
+    """Trials compare by shares: the rounding of states of hundreds exceeds any absolute bound."""
+    model = model.eval()
+    model.set_attn_implementation("eager")
+    loaded = LoadedModel("large", copy.deepcopy(model).requires_grad_(False), tokenizer(), device())
+    assert max(QUESTIONS[name](model.to(device().torch), loaded) for name in ("lens", "effects", "paths")) < 1e-5
+    loaded.close()

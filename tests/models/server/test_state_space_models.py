@@ -103,7 +103,8 @@ def test_it_generates_and_texts_share_passes(address, originals, model):
 @pytest.mark.parametrize(
     ("call", "fields", "param", "words"),
     [
-        ("effects", {"sweep": {"tap": "context", "over": ["heads"], "set": 0}}, "model", "has no attention"),
+        ("effects", {"sweep": {"tap": "scores", "over": ["heads"], "set": 0}}, "layers", "scores: no layer"),
+        ("effects", {"from": {"parts": ["heads"]}}, "from", "has no attention"),
         ("forward", {"return": ["scores"]}, "return.0", "running state, which has no scores"),
         ("forward", {"keep": True}, "keep", "no recording holds layer 0"),
         ("weights", {"statistics": ["entropy"]}, "statistics.0", "needs a distribution"),

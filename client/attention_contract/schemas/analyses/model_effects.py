@@ -63,7 +63,8 @@ class ModelSweptEdit(Edit):
 class ModelEffectsRequest(ModelInput):
     """Ask for the effect of each edit of a sweep, or of each path, on one number that a model predicts.
 
-    ``layers`` are those that are swept. ``edits`` apply in every run of a sweep, also in the baseline.
+    ``layers`` are those that are swept: by default all that have the tap, but in a sweep over heads no layer whose
+    channels stand for heads, which has to be named. ``edits`` apply in every run of a sweep, also in the baseline.
     """
 
     sweep: ModelSweptEdit | None = None

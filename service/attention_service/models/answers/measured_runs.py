@@ -5,7 +5,7 @@ Copies whose changes begin at the same layer share one pass, from that layer on.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.models.passes.shared_layers import KeptStates
 
@@ -57,23 +58,21 @@ def measured(effects: MeasuredEffects, copies: int) -> Passes[ModelEffectsReply]
     return effects.reply()
 
 
-def check_attends(loaded: LoadedModel, param: str) -> None:
-    """Raise InvalidRequest for a model without attentions, which have the heads and paths that are measured."""
-    if not loaded.places:
-        reason = f"{loaded.without_attention}, which edits of a forward request change; their effects are not measured"
-        raise InvalidRequest.at(param, reason)
-
-
 class MeasuredRuns:
     """The baseline of a request for effects, and the runs with a change beside it."""
 
-    def __init__(self, loaded: LoadedModel, request: ModelEffectsRequest) -> None:
-        """Check the input and the measured number. Raises InvalidRequest that names the field at fault."""
+    def __init__(
+        self, loaded: LoadedModel, request: ModelEffectsRequest,
+        answers: Callable[[AttentionPlace], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Check the input and the measured number. Raises InvalidRequest that names the field at fault.
+
+        ``answers``: see ``check_request``.
+        """
         self._loaded = loaded
-        check_attends(loaded, "model")
         if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
             raise InvalidRequest.at("images", "the effects on one vector are measured: send a text or an image")
-        self.checked = check_request(loaded, request)
+        self.checked = check_request(loaded, request, answers)
         """The request's input and its layers."""
         self._objective = objective_of(loaded, self.checked.inputs, request.of)
         self._asking = AttentionPass({})
@@ -181,7 +180,7 @@ class MeasuredRuns:
         loaded, stack = self._loaded, self.checked.inputs.predicted
         places = self._objective.repeated(times).places if places is None else places
         stack = stack if times == 1 else stack.repeated(times)
-        with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
+        with LayerStates(loaded.all_places, asking).reading((), output=False, hidden=False):
             return loaded.output_rows(self.arguments(times), asking, places, stack)[0]
 
     def _of_all(self, found: Mapping[int, Tensor], shape: tuple[int, ...]) -> Any:

@@ -6,6 +6,7 @@ Notation as in ``model_costs``.
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.methods.recurrence import CHUNK
@@ -68,4 +69,6 @@ def state_bytes(loaded: LoadedModel) -> int:
 def _named(request: ModelInput) -> Collection[str]:
     if isinstance(request, ModelForwardRequest):
         return request.return_
+    if isinstance(request, ModelEffectsRequest):
+        return () if request.sweep is None else (request.sweep.tap,)
     return request.wrt if isinstance(request, ModelGradientsRequest) else ()

@@ -52,6 +52,7 @@ from attention_service.models.answers.tokenized_inputs import characters, tokeni
 from attention_service.models.answers.vector_parts import embeddings, similarities
 from attention_service.models.answers.vector_similarity import plan_similarity
 from attention_service.models.costs.answer_parts import BACKWARD, Passes
+from attention_service.models.costs.implicit_costs import implicit_bytes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation
@@ -110,10 +111,10 @@ class ModelOperations:
 
         def work() -> PricedRun:
             if request.from_ is None:
-                return self._measured(EffectsOfSweep(self.loaded, request), facts)
+                return self._measured(EffectsOfSweep(self.loaded, request), request, facts)
             with fields_named(kind="from"):
                 stream = self._residual_stream()
-            return self._measured(EffectsOfPaths(self.loaded, request, stream), facts)
+            return self._measured(EffectsOfPaths(self.loaded, request, stream), request, facts)
 
         if request.from_ is not None:
             check_stack(self.loaded)
@@ -121,12 +122,13 @@ class ModelOperations:
                 return PricedRun(self.costs.memory.short_bytes, work)
         return self._after_decoding(request, work)
 
-    def _measured(self, effects: EffectsOfSweep | EffectsOfPaths, facts: Facts) -> PricedRun:
+    def _measured(self, effects: EffectsOfSweep | EffectsOfPaths, body: ModelEffectsRequest, facts: Facts) -> PricedRun:
         """Measure effects pass by pass, as many copies of the texts in each as memory allows."""
         checked, sizes = effects.runs.checked, effects.sizes
         copies = self.costs.memory.copies_at_once(sizes, effects.copies, facts["free_bytes"])
         need = self.costs.memory.sweep_bytes(sizes, copies) + self.costs.memory.image_bytes(checked.inputs.media)
         need += self.loaded.reader.front_bytes(checked.inputs.arguments)
+        need += implicit_bytes(self.loaded, checked, body)
         runs, first = TimedRuns(self.costs.pace, "effects"), effects.next_copies(copies)
         return self._in_parts(runs, checked, need, partial(measured, effects, copies), first)
 

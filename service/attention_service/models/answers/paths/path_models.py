@@ -13,7 +13,9 @@ _PARAM: Final = "from"
 def check_stack(loaded: LoadedModel) -> None:
     """Raise InvalidRequest for a model whose paths cannot be known, as its modules tell without a run."""
     name = type(loaded.model).__name__
-    if loaded.attention.way == "observed":
+    if not loaded.places:
+        reason = f"{loaded.without_attention}, whose paths are not measured"
+    elif loaded.attention.way == "observed":
         reason = f"{name} computes its attention itself, so what its heads send is not seen"
     elif loaded.head.predicts != "next":
         reason = f"{name} does not predict the next token, which is where paths are known to end"

@@ -3,8 +3,7 @@
 from math import ceil, prod
 
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
-from attention_service.models.answers.measured_runs import check_attends
-from attention_service.models.answers.sweeps.swept_edits import swept_axes
+from attention_service.models.answers.sweeps.swept_edits import check_swept, is_swept, swept_axes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.costs.model_pace import multiple_of
 from attention_service.models.costs.pass_memory import SweepSizes
@@ -18,8 +17,12 @@ def sweep_cost(
     sweep = request.sweep
     if sweep is None:
         raise TypeError("expected a sweep")
-    check_attends(loaded, "sweep")
-    places = [each for each in loaded.places.values() if each.queries != "media"]
+    places = [
+        each
+        for each in loaded.all_places
+        if each.queries != "media" and (each.mixes == "attention" or is_swept(sweep, each))
+    ]
+    check_swept(sweep, places, "sweep")
     sizes = {
         each.key: {
             "heads": each.widths.kv_heads if sweep.tap in {"k", "v"} else each.widths.heads,
@@ -32,7 +35,8 @@ def sweep_cost(
     edits, shared = prod(map(len, swept.values())), loaded.shared_layers
     begins = swept.get("layers", [places[0].key])
     depth = sum(1 - shared.first([layer]) / shared.count if shared.count else 1 for layer in begins) / len(begins)
-    able = loaded.stacks_texts and loaded.head.unit != "choice"
+    alike = all(each.mixes == "attention" for each in places)
+    able = alike and loaded.stacks_texts and loaded.head.unit != "choice"
     texts = SweepSizes(request.batch, request.length, request.length)
     most = edits if able else 1
     copies = costs.memory.copies_at_once(texts, most, free_bytes)

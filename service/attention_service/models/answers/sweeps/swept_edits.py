@@ -15,6 +15,7 @@ from attention_contract.schemas.attention import Edit
 from attention_service.core.edits import AXES
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.implicit_layers import is_by_channel
 from attention_transformers.model_layers import LayerKey
 
 _GROUPS = {"queries": "query_groups", "keys": "key_groups"}
@@ -35,9 +36,27 @@ class LayerSweep:
         return tuple(map(len, self.swept.values()))
 
 
+def is_swept(sweep: ModelSweptEdit, place: AttentionPlace) -> bool:
+    """True if a layer with implicit weights is one of ``all`` that a sweep changes: it has the tap.
+
+    A layer whose channels stand for heads has too many of them to be one of all in a sweep over heads.
+    """
+    if "heads" in sweep.over and is_by_channel(place.module):
+        return False
+    return place.refusal(sweep.tap) is None
+
+
+def check_swept(sweep: ModelSweptEdit, places: Sequence[AttentionPlace], param: str) -> None:
+    """Raise InvalidRequest, for the field ``param``, for a sweep that changes no layer."""
+    if not places:
+        reason = "no layer that can be swept with others has it; name layers, such as one whose channels are swept"
+        raise InvalidRequest.at(param, f"{sweep.tap}: {reason}")
+
+
 def layer_sweep(sweep: ModelSweptEdit, checked: CheckedRequest) -> LayerSweep:
     """Return the edits of a sweep. Raises InvalidRequest that names the field at fault."""
     places = checked.places
+    check_swept(sweep, places, "layers")
     sizes = {place.key: _sizes(sweep, place, checked) for place in places}
     swept = swept_axes(sweep, sizes)
     for place, _ in checked.kinds:

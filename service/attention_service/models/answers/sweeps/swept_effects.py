@@ -1,6 +1,7 @@
 """Effects of the edits of a sweep on a prediction: many edits a pass, each on a copy of the texts."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -9,7 +10,7 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReply,
 from attention_contract.schemas.attention import Edit
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.measured_runs import MeasuredRuns
-from attention_service.models.answers.sweeps.swept_edits import layer_sweep
+from attention_service.models.answers.sweeps.swept_edits import is_swept, layer_sweep
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask, OwnTexts
@@ -24,13 +25,14 @@ class EffectsOfSweep:
         """Check the request. Raises InvalidRequest that names the field at fault."""
         if request.sweep is None:
             raise InvalidRequest.at("sweep", "expected a sweep")
-        self._loaded, self.runs = loaded, MeasuredRuns(loaded, request)
+        self._loaded = loaded
+        self.runs = MeasuredRuns(loaded, request, partial(is_swept, request.sweep))
         checked = self.runs.checked
         self._sweep = layer_sweep(request.sweep, checked)
-        self._beside = request.sweep.tap in MODULE_TAPS or any(
-            edit.tap in MODULE_TAPS for edits in checked.edits.values() for edit in edits
-        )
-        """True if edits change what hooks see beside the attentions, of all copies alike."""
+        edited = [*map(loaded.place_of, checked.edits), *checked.places]
+        taps = {request.sweep.tap, *(edit.tap for edits in checked.edits.values() for edit in edits)}
+        self._beside = not taps.isdisjoint(MODULE_TAPS) or any(place.mixes != "attention" for place in edited)
+        """True if edits change what is seen beside the attentions, of all copies alike."""
         starts = [loaded.shared_layers.first(edits) for edits in self._sweep.edits]
         self._starts = starts
         self._left = sorted((at for at, edits in enumerate(self._sweep.edits) if edits), key=starts.__getitem__)
@@ -91,7 +93,7 @@ class EffectsOfSweep:
         """A pass with the edits of the request, and then these."""
         loaded, checked, tasks = self._loaded, self.runs.checked, dict[LayerKey, LayerTask]()
         for key in dict.fromkeys([*checked.edits, *map(str, swept)]):
-            place = loaded.places[key]
+            place = loaded.place_of(key)
             edits = [*checked.edits.get(key, ()), *([swept[place.key]] if place.key in swept else ())]
             tasks[place.key] = LayerTask(edits=edits, key_mask=checked.keys(place).mask)
         return AttentionPass(tasks)

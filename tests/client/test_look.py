@@ -9,6 +9,7 @@ import attention_client
 from attention_client import Forbidden, look
 from attention_client.servers import looks
 from tests.client.cli.command_line import invoke
+from tests.conftest import live_server
 
 pytest.importorskip("transformers")
 TEXT = "the cat sat on the mat"
@@ -29,6 +30,27 @@ def test_a_look_is_that_of_the_command_and_a_map_in_a_notebook(server, monkeypat
         attention_client.look("nobody/nothing", TEXT)
     looks._named(server).close()
     looks._named.cache_clear()
+
+
+def test_a_repository_of_the_hub_is_fetched_once(tmp_path, monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
+    from tests.api.hub import hub, hub_of_this_process
+
+    shutil.copytree(SHIPPED_MODEL, tmp_path / "hub" / "org" / "net")
+    (tmp_path / "models").mkdir()
+    with (
+        hub(tmp_path / "hub") as served,
+        hub_of_this_process(served.address),
+        live_server(tmp_path / "models", hub=True) as url,
+    ):
+        served.go_on.set()
+        monkeypatch.setenv("ATTENTION_URL", url)
+        for _ in range(2):
+            assert look("org/net", TEXT, layer=0).reply.ran.model == "org--net"
+        assert served.taken.count("model.safetensors") == 1
+        looks._named(url).close()
+        looks._named.cache_clear()
 
 
 def test_a_folder_is_read_where_it_lies_by_a_server_of_the_process(tmp_path, monkeypatch, client):

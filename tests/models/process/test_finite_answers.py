@@ -84,7 +84,7 @@ def test_a_generation_that_overflows_ends_with_the_layer(served, drawn):
 
 
 def test_what_does_not_overflow_is_answered(served):
-    reply = asked(served, "forward", tokens=IDS, layers=[0], top_k=0).reply
+    reply = asked(served, "forward", tokens=IDS, top_k=0).reply
     assert reply.predictions == []
     wide = ServedModel(model(torch.float32))
     for operation, fields in QUESTIONS.items():
@@ -99,6 +99,18 @@ def test_what_a_request_brings_is_answered(served):
     assert np.isneginf(reply.layers[0].scores[:, 2, 0]).all()
     with pytest.raises(InvalidRequest, match="expected finite numbers"):
         asked(wide, "forward", tokens=IDS, edits={"0": [{"tap": "output", "set": "NaN"}]})
+
+
+@pytest.mark.parametrize("change", [{"set": 0}, {"scale": 0}])
+def test_a_head_without_weights_has_no_shares(change):
+    served = ServedModel(LoadedModel("net", built("llama"), tokenizer(), device()))
+    edits = {"0": [{"tap": "weights", "heads": [0], **change}]}
+    layer = asked(served, "weights", tokens=IDS, edits=edits, layers=[0]).reply.layers[0]
+    assert np.isnan(layer.statistics.entropy[0])
+    assert np.isfinite(layer.statistics.entropy[1:]).all()
+    reply = layer.model_copy(update={"weights": np.full_like(layer.weights, np.nan)})
+    with pytest.raises(NotFinite, match="weights"):
+        check_finite(reply, memoryview(orjson.dumps({"edits": edits})))
 
 
 def test_paths_that_do_not_exist_are_nan_in_the_reply():

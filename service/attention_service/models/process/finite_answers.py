@@ -28,6 +28,8 @@ _UNKNOWN: Final = frozenset({"alignment", "chosen_share", "effects", "retrieval"
 """Fields in which NaN says that there is no such number. Those that are measured as effects are looked at before."""
 _OTHERS: Final = frozenset({"labels", "ran", "usage"})
 """Fields that hold no numbers of the model."""
+_OF_SHARES: Final = _OTHERS | {"statistics"}
+"""The same, of a request with edits: a head whose weights are all set to 0 has no shares, and NaN says so."""
 _NUMBERS: Final = frozenset({float, int})
 _SPECIAL: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
@@ -82,7 +84,13 @@ def check_finite(reply: WireModel, body: memoryview | None = None) -> None:
     ``body``: the request.
     """
     field = _nonfinite_field(reply)
-    if field is not None and (body is None or not _has_nonfinite(orjson.loads(body))):
+    if field is not None and body is not None:
+        request = orjson.loads(body)
+        if _has_nonfinite(request):
+            return
+        if _is_edited(request):
+            field = _nonfinite_field(reply, _OF_SHARES)
+    if field is not None:
         raise NotFinite(f"{field} of the reply is not finite", param="model", field=field)
 
 
@@ -138,9 +146,10 @@ def _first_nonfinite(model: nn.Module, again: Callable[[], Any]) -> nn.Module | 
 # ── the look at a reply ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _nonfinite_field(reply: WireModel) -> str | None:
+def _nonfinite_field(reply: WireModel, others: frozenset[str] = _OTHERS) -> str | None:
     """The dotted name of the first field with a number that is not finite and has no meaning; None without one.
 
+    ``others``: the names of fields that are not looked at.
     Every reply is looked through, so it is one loop without a call a field.
     """
     left: list[tuple[tuple[str, ...], Any]] = [((), reply)]
@@ -162,7 +171,7 @@ def _nonfinite_field(reply: WireModel) -> str | None:
                 return ".".join(path)
         elif isinstance(value, WireModel):
             fields = type(value).model_fields
-            left += [((*path, name), getattr(value, name)) for name in reversed(fields) if name not in _OTHERS]
+            left += [((*path, name), getattr(value, name)) for name in reversed(fields) if name not in others]
         elif isinstance(value, Mapping):
             left += [((*path, str(name)), each) for name, each in reversed([*value.items()])]
     return None
@@ -174,6 +183,12 @@ def _is_meant(value: Any, path: tuple[str, ...]) -> bool:
     if _UNKNOWN.intersection(path):
         return True
     return bool(_FORBIDS.intersection(path)) and not bool((np.isnan(numbers) | np.isposinf(numbers)).any())
+
+
+def _is_edited(request: Any) -> bool:
+    """True for a request with edits of a layer, its own or those of a generation."""
+    attention = request.get("attention")
+    return bool(request.get("edits") or (isinstance(attention, dict) and attention.get("edits")))
 
 
 def _has_nonfinite(value: Any) -> bool:

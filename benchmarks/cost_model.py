@@ -1,7 +1,7 @@
 """Accuracy of predicted times: requests that run teach a clock, and others are predicted by it.
 
-``python -m benchmarks.cost_model`` prints the tables in Markdown; ``--output docs/cost-model.md`` replaces the tables
-of that page.
+``python -m benchmarks.cost_model`` prints the tables in Markdown; ``--output benchmarks/results/cost_model.md`` writes
+the page.
 """
 
 import argparse
@@ -22,8 +22,11 @@ from attention_service.runtime.planning.prediction_accuracy import Run
 from benchmarks.crossovers import crossovers
 from benchmarks.measured_requests import Bench, Measured
 
-MARK = "<!-- measured -->\n"
-"""The results are written after this line."""
+HEAD = """# Accuracy of predicted times
+
+Requests that run teach a clock, which predicts others. [The cost model](../../docs/cost-model.md) explains it.
+
+"""
 FREE_BYTES = 2**31
 ENOUGH_S = 0.5
 """Seconds of runs per held-out request: more than in the first part, for a more exact reference."""
@@ -102,7 +105,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--threads", type=int, default=None, help="threads on the CPU (default: one per core)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=None, help="the page whose tables are replaced")
+    parser.add_argument("--output", type=Path, default=None, help="file to write the page to")
     options = parser.parse_args()
     device = Device.open(options.device, options.threads)
     base, rates = device.clock, measure_rates(device.torch)
@@ -125,10 +128,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if options.output is not None:
-        kept, mark, _ = options.output.read_text("utf-8").partition(MARK)
-        if not mark:
-            raise SystemExit(f"{options.output} lacks the line {MARK.strip()}, after which the tables belong")
-        options.output.write_text(kept + mark + "\n" + text, "utf-8")
+        options.output.write_text(HEAD + text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Growth of time and memory with the length: measured exponents of every variant.
 
-``python -m benchmarks.growth`` prints a table in Markdown; ``--output docs/growth.md`` writes the page. One head, width
-64, float32, one thread, forward.
+``python -m benchmarks.growth`` prints a table in Markdown; ``--output benchmarks/results/growth.md`` writes the page.
+One head, width 64, float32, one thread, forward.
 """
 
 import argparse
@@ -66,8 +66,8 @@ one head of width 64 in float32; the time is the best of several runs. Memory is
   is the exponent that the cost model predicts, and the last one the asymptotic order that it reports.
 - A case ends before the first length that would take more than a minute or 4 GB.
 
-<!-- python -m benchmarks.growth --output docs/growth.md writes this page. -->
-[variants.md](variants.md) has the formulas.
+<!-- python -m benchmarks.growth --output benchmarks/results/growth.md writes this page. -->
+[variants.md](../../docs/variants.md) has the formulas.
 
 """
 MOST_BYTES = 4e9

@@ -58,7 +58,7 @@ def test_the_file_names_the_application_and_its_options(ray_serve):
 
 
 def test_every_option_is_documented(ray_serve):
-    text = (ROOT / "docs" / "ray.md").read_text("utf-8")
+    text = (ROOT / "docs" / "scale.md").read_text("utf-8")
     for name, field in ray_serve.Options.model_fields.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
         if isinstance(field.default, int | float) and field.default is not True:

@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "checkpoints.md"
 HEAD = f"""# Checkpoints
 
 A checkpoint is a folder in the model repository (`ATTENTION_MODELS_DIR`) with a `config.json` and safetensors files,
-sharded or not; or a single safetensors file. [What you can open](what-you-can-open.md) lists the forms of whole models,
+sharded or not; or a single safetensors file. [What you can open](open.md) lists the forms of whole models,
 such as GGUF files and those of timm and OpenCLIP. Pickled files are refused, because reading them can run code;
 [convert](#convert) them. The checkpoint `tiny` ships with the server.
 
@@ -68,7 +68,7 @@ Some families cannot be computed exactly, and the error says why:
 
 `config.json` states whether the class in transformers has biases (`attention_bias`, `qkv_bias`, `use_bias` and so on).
 The import ignores a bias that the config excludes, and `source.ignored` of the module names it. It refuses a checkpoint
-without a bias that the config requires. Weights in a [quantized form](what-you-can-open.md#quantized-models) that the
+without a bias that the config requires. Weights in a [quantized form](open.md#quantized-models) that the
 server reads are unpacked to float32, and `source.quantized` of the module names the form. Another `quantization_config`
 is refused, because transformers then computes other numbers, unless `modules_to_not_convert` includes the attention.
 
@@ -99,12 +99,12 @@ def convert(source: str, target: str, **options: Any) -> None:
 | pickled files (`pytorch_model.bin`) | `convert(source, target)` |
 | GGUF (the package `gguf`) | `convert(source, target, gguf_file="model.gguf")` |
 | FP8 in blocks (`"quant_method": "fp8"`) | none is needed; `convert(source, target)` works on a machine without a GPU |
-| other [quantized forms](what-you-can-open.md#quantized-models) | none is needed for those that are read |
-| those that are [refused](what-you-can-open.md#quantized-models) | none: take the checkpoint before quantization |
+| other [quantized forms](open.md#quantized-models) | none is needed for those that are read |
+| those that are [refused](open.md#quantized-models) | none: take the checkpoint before quantization |
 
 This function reads no RoPE scaling from a GGUF file, as transformers 5.23 does not, and takes its classes' defaults
 for what a file leaves to its reader, such as the scale of Gemma 2 27B: correct the new `config.json`. The server
-[does both](what-you-can-open.md#gguf) for a whole model. Do not remove
+[does both](open.md#gguf) for a whole model. Do not remove
 `quantization_config` from a folder by hand: its tensors would be read without their scales.
 
 ## Refused

@@ -1,12 +1,14 @@
-"""Generator of ``docs/hardware.md``: ``python -m tests.docs.hardware_page`` writes the page."""
+"""Generator of *Known hardware* in ``docs/cost-model.md``: ``python -m tests.docs.hardware_page`` writes it."""
 
 from attention_contract.schemas.costs.hardware import HardwareInfo
 from attention_service.cost.datasheet import HARDWARE
 from tests.docs.snippets import ROOT
 
-PAGE = ROOT / "docs" / "hardware.md"
+PAGE = ROOT / "docs" / "cost-model.md"
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-HEAD = """# Known hardware
+BEGIN, END = "<!-- hardware: python -m tests.docs.hardware_page -->\n", "<!-- end of hardware -->\n"
+HEAD = """
+## Known hardware
 
 `GET /v1/complexity/hardware` and `attention hardware` list these devices. A complexity request with `"hardware": NAME`
 is answered for that device, even if the server runs on another one.
@@ -28,21 +30,25 @@ FlashAttention-2 up to 73 % of an A100's and 35 % of an H100's (Dao 2023, sectio
 and FlashAttention-3 up to 75 % of an H100's (ibid.). Tests compare published times with the bounds. The start time is
 an assumption. A server measures its own device instead.
 
-<!-- python -m tests.docs.hardware_page writes this page from cost/hardware.toml. -->
-
 | name | memory | bandwidth | link | float64 | float32 | float16 | bfloat16 | source |
 |---|---|---|---|---|---|---|---|---|
 """
 
 
-def render() -> str:
-    """Return the page."""
+def section() -> str:
+    """Return the section."""
     named = (("lower bound: the peaks", "best"), ("median", "typical"), ("upper bound", "poor"))
     shares = "".join(
         f"| {name} | {share['flops']:.0%} | {share['bandwidth']:.0%} | {share['overhead_s'] * 1e6:g} µs |\n"
         for name, share in ((name, HARDWARE.efficiency[of]) for name, of in named)
     )
     return HEAD + shares + TAIL + "".join(map(_row, HARDWARE.hardware))
+
+
+def render() -> str:
+    """Return the page with the present section."""
+    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    return f"{head}{BEGIN}{section()}\n{END}{rest.partition(END)[2]}"
 
 
 def _row(hardware: HardwareInfo) -> str:

@@ -1,16 +1,16 @@
-"""Generator of ``docs/cost-names.md``: ``python -m tests.docs.names_page`` writes the page."""
+"""Generator of the names in ``docs/cost-model.md``: ``python -m tests.docs.names_page`` writes them."""
 
 from attention_service.core.methods import METHODS, Approximation
 from attention_service.runtime.operations.complexity.growth import LETTERS
 from attention_service.runtime.operations.complexity.shape_cost import TENSORS
 from tests.docs.snippets import ROOT
 
-PAGE = ROOT / "docs" / "cost-names.md"
-HEAD = """# Names in the answers about cost
+PAGE = ROOT / "docs" / "cost-model.md"
+BEGIN, END = "<!-- names: python -m tests.docs.names_page -->\n", "<!-- end of names -->\n"
+HEAD = """
+## Names in the answers about cost
 
-<!-- python -m tests.docs.names_page writes this page from the methods and runtime/operations/complexity. -->
-
-## Letters of orders
+### Letters of orders
 
 These letters appear in `growth.time_order` and `growth.memory_order`, as in `O(n²·d)`. Each reply explains its letters
 in `growth.letters`.
@@ -19,7 +19,7 @@ in `growth.letters`.
 |---|---|
 """
 MEMORY = """
-## Tensors of memory
+### Tensors of memory
 
 `memory` lists the bytes held per tensor, for each step of a forward pass, and of a forward pass with its backward
 pass. Inputs, q, k, v, scores, weights, context and output are those of [conventions.md](conventions.md).
@@ -32,8 +32,8 @@ small tensors.
 """
 
 
-def render() -> str:
-    """Return the page."""
+def section() -> str:
+    """Return the section."""
     letters = [f"| {letter} | {meaning} |" for letter, meaning in LETTERS.items()]
     for entry in METHODS:
         method = entry.make(entry.options.model_construct())  # the letters do not depend on the options
@@ -42,6 +42,12 @@ def render() -> str:
             letters += [f"| {letter}, of method `{entry.name}` | {meaning} |" for letter, meaning in own]
     tensors = [f"| `{name}` | {meaning} |" for name, meaning in dict(TENSORS.values()).items()]
     return HEAD + "\n".join(letters) + "\n" + MEMORY + "\n".join(tensors) + "\n"
+
+
+def render() -> str:
+    """Return the page with the present section."""
+    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    return f"{head}{BEGIN}{section()}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

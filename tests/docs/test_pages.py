@@ -169,7 +169,7 @@ def test_every_dependency_has_its_reason():
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     ]
     names = {re.match(r"[a-z0-9-]+", name, re.IGNORECASE)[0] for name in listed} - {"attention-service"}
-    text = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     assert [name for name in sorted(names) if f"`{name}`" not in text and f"`{name}[" not in text] == []
 
 

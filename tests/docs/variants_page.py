@@ -1,6 +1,6 @@
 """Generator of ``docs/variants.md``: ``python -m tests.docs.variants_page`` writes the page from the registries.
 
-The measured growth comes from ``docs/growth.md``, which ``python -m benchmarks.growth`` writes.
+The measured growth comes from ``benchmarks/results/growth.md``, which ``python -m benchmarks.growth`` writes.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from attention_service.core.registry import Entry, variants
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "variants.md"
-GROWTH = ROOT / "docs" / "growth.md"
+GROWTH = ROOT / "benchmarks" / "results" / "growth.md"
 TITLES = {
     "score": "Scores",
     "normalizer": "Normalizers",
@@ -25,10 +25,11 @@ HEAD = """# Variants of a spec
 These tables list the entries of `GET /v1/variants`.
 
 - i counts queries and j keys. p is a position: the index plus the offset. ∂x stands for ∂L/∂x.
-- n is the length, d the head width, h the number of heads. [cost-names.md](cost-names.md) explains the other letters.
+- n is the length, d the head width, h the number of heads. [The cost model](cost-model.md#letters-of-orders) explains
+  the other letters.
 - Gradients are exact. Tests compare each with `gradcheck` in float64.
 - "measured" gives the exponents of n for processor time and for peak memory without the inputs, from n = 1k to at most
-  64k on a CPU. [growth.md](growth.md) has the measurements and their masks.
+  64k on a CPU. [growth.md](../benchmarks/results/growth.md) has the measurements and their masks.
 
 <!-- python -m tests.docs.variants_page writes this page from the registries. -->
 """

@@ -64,7 +64,7 @@ def main() -> int:
 
 def documented() -> set[str]:
     """The requests whose answers differ, by the table of the document."""
-    section = (ROOT / "docs" / "oip.md").read_text("utf-8").partition("## Beside Triton")[2]
+    section = (ROOT / "docs" / "agents.md").read_text("utf-8").partition("## Beside Triton")[2]
     return {name for cell in re.findall(r"^\| (.+?) \| ", section, re.MULTILINE)[1:] for name in cell.split("; ")}
 
 

@@ -287,7 +287,7 @@ def main(url, specs, document):
     print(f"tritonclient.http.aio: {asyncio.run(by_awaited(address))} calls")
     print(f"kserve.InferenceRESTClient: {asyncio.run(by_kserve(url))} calls")
     print(f"equal to native: {equal_results(address, url, json.loads(Path(specs).read_text()))} tensors")
-    print(f"docs/oip.md: {example(Path(document), url)} lines")
+    print(f"docs/agents.md: {example(Path(document), url)} lines")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def ask_by_clients() -> subprocess.CompletedProcess[str]:
         specs.write_text(json.dumps(SPECS))
         with process(models, "--oip", "true", "--log-level", "error") as (_, url):
             folder = ROOT / "tests" / "interop"
-            done = _run(folder / "calls.py", url, specs, ROOT / "docs" / "oip.md")
+            done = _run(folder / "calls.py", url, specs, ROOT / "docs" / "agents.md")
             types = _run(folder / "response_types.py", url)
             output, errors = done.stdout + types.stdout, done.stderr + types.stderr
             return subprocess.CompletedProcess(types.args, done.returncode or types.returncode, output, errors)

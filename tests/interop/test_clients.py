@@ -19,4 +19,4 @@ def test_the_document_names_requests_that_are_sent_to_triton():
     names = [each.name for each in raw_requests()]
     assert len(set(names)) == len(names)
     assert documented() < set(names)
-    assert f"sends {len(names)} raw requests" in (ROOT / "docs" / "oip.md").read_text("utf-8")
+    assert f"sends {len(names)} raw requests" in (ROOT / "docs" / "agents.md").read_text("utf-8")

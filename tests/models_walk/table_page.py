@@ -59,7 +59,7 @@ texts, whose numbers are to be those of each text alone. A model that mixes padd
 transformers, makes vectors of them one by one, and is asked the rest of the one text. Numbers are errors as above. A
 dash is a refusal, whose reasons are below.
 
-- *embeddings*: the vectors of [texts](texts.md) beside the last states of transformers, pooled.
+- *embeddings*: the vectors of [texts](compare.md) beside the last states of transformers, pooled.
 - *similarity*: the cosine of two texts and gradient · embedding of each token, beside feeding the embeddings to
   transformers and differentiating.
 - *lens*: the last layer's reading is the logits, and all parts of a logit add up to it.

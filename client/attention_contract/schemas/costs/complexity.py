@@ -208,7 +208,7 @@ class MemoryPhase(WireModel):
     """``backward`` is a forward and a backward pass together, with the tensors that autograd keeps."""
     name: str
     tensors: dict[str, int]
-    """Bytes by name; docs/cost-names.md explains the names."""
+    """Bytes by name; docs/cost-model.md explains the names."""
     bytes: int
     """Bytes of all of them."""
 

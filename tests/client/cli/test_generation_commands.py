@@ -126,6 +126,14 @@ def test_json_is_the_whole_reply(played):
     assert '"text":" cat sat"' in line
 
 
+def test_a_page_has_the_text_and_the_attention_of_each_token(played, tmp_path):
+    (line,) = run("generate", "net", "the", "--plot", str(tmp_path / "a.html"))
+    page = (tmp_path / "a.html").read_text("utf-8")
+    assert line == f"{tmp_path / 'a.html'}: {len(page.encode())} bytes"
+    assert played.fields["attention"]["weights"]
+    assert " cat sat" in page
+
+
 def test_a_conversation_goes_on_until_the_end_of_input(played):
     lines = run("chat", "net", "--system", "be brief", "--no-look", stdin="hello\n\nagain\n")
     assert "".join(lines).count(" cat sat") == 2

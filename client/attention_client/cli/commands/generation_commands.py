@@ -13,14 +13,16 @@ from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.model_tables import readable
-from attention_client.cli.tables.reply_output import AsJson
+from attention_client.cli.tables.reply_output import AsJson, PlotPage, write_page
 from attention_client.client import Client
 from attention_client.media_files import data_url
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.openai import (
     AttentionOfTokens,
+    ChatCompletion,
     ChatCompletionRequest,
     ChatPiece,
+    Completion,
     CompletionChoice,
     CompletionRequest,
     GeneratedToken,
@@ -65,6 +67,7 @@ def generate(
     image: Images = None,
     look: Look = True,
     as_json: AsJson = False,
+    plot: PlotPage = None,
 ) -> None:
     """Continue a text, and show what the heads looked at for each new token.
 
@@ -72,19 +75,26 @@ def generate(
     images, the text is a message that the model answers.
     """
     _ask(fields, look)
+    if plot is not None and look:
+        fields["attention"] |= {"weights": True}
     messages = [{"role": "user", "content": _content(text, image)}]
     with client_of(ctx) as client:
-        if image and as_json:
-            typer.echo(to_json(client.models.chat(model, messages, **fields)))
+        if as_json or plot is not None:
+            with loading_shown(client, model):
+                if image:
+                    reply: ChatCompletion | Completion = client.models.chat(model, messages, **fields)
+                else:
+                    reply = client.models.generate(model, text, **fields)
+            if plot is not None:
+                write_page(plot, reply)
+            if as_json:
+                typer.echo(to_json(reply))
             return
         if image:
             _answer(client, model, messages, fields)
             return
         with loading_shown(client, model):
             read = client.models.forward(model, text, top_k=0)
-        if as_json:
-            typer.echo(to_json(client.models.generate(model, text, **fields)))
-            return
         pieces = client.models.stream(model, text, **fields)
         _follow((choice for piece in pieces for choice in piece.choices), read.labels, fields)
 

@@ -41,6 +41,16 @@ Plot = Annotated[
     ),
 ]
 
+PlotPage = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        callback=tensor_arguments.ending_in(_PAGE),
+        help="Write a .html instead, which shows what a notebook shows.",
+    ),
+]
+
 
 @cache
 def look_options() -> dict[str, FieldOption]:
@@ -97,7 +107,7 @@ class Ending:
                 return
             reply = call(client)
         if self.plot is not None:
-            _write_page(self.plot, reply)
+            write_page(self.plot, reply)
             return
         if self.output is not None:
             tensor_arguments.write(self.output, reply, chief)
@@ -110,7 +120,7 @@ def present(reply: WireModel, as_json: bool) -> None:
     typer.echo(to_json(reply)) if as_json else show(reply)
 
 
-def _write_page(path: Path, reply: WireModel) -> None:
+def write_page(path: Path, reply: WireModel) -> None:
     """Write what a notebook shows of a reply as a page that needs nothing else."""
     head = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>attention</title></head>'
     path.write_text(f"{head}\n<body>{reply._repr_html_()}</body></html>\n", "utf-8")

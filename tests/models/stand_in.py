@@ -46,7 +46,7 @@ class StandIn:
     def adapter_bytes(self):
         return {}
 
-    def turn(self, *, alone, reads_beside):
+    def turn(self, *, spares_core):
         return nullcontext()
 
     def recover(self, fault):

@@ -132,15 +132,14 @@ def test_the_cores_that_the_process_may_use_are_counted_and_the_server_is_no_oth
     assert core_times(file) is None
 
 
-def test_a_turn_has_a_thread_less_while_a_text_is_read_and_one_alone_has_all(monkeypatch):
+def test_a_turn_that_spares_a_core_has_a_thread_less(monkeypatch):
     model = ServedModel.__new__(ServedModel)
     model._threads, model._cores = 2, Mock()
     taken = []
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
-    for alone, reads_beside in ((True, True), (False, False)):
-        with model.turn(alone=alone, reads_beside=reads_beside):
-            assert taken == []
-    with model.turn(alone=False, reads_beside=True):
+    with model.turn(spares_core=False):
+        assert taken == []
+    with model.turn(spares_core=True):
         assert taken == [1]
     assert taken == [1, 2]
-    assert model._cores.look.call_count == 3
+    assert model._cores.look.call_count == 2

@@ -70,7 +70,7 @@ class Model:
     """Questions are of group ``alike``, and generations take two turns."""
 
     def __init__(self, *, fails=False):
-        self.passes, self.turns, self.beside, self.fails, self.finished = [], [], [], fails, 0
+        self.passes, self.spares, self.fails, self.finished = [], [], fails, 0
         self.in_a_pass = lambda number: None
 
     def held_bytes(self):
@@ -115,9 +115,8 @@ class Model:
         return PricedRun(10, alone, group=operation, length=4, question=operation)
 
     @contextmanager
-    def turn(self, *, alone, reads_beside):
-        self.turns.append(alone)
-        self.beside.append(reads_beside)
+    def turn(self, *, spares_core):
+        self.spares.append(spares_core)
         yield
 
     def answer_joined(self, questions):
@@ -183,15 +182,15 @@ def test_a_pass_waits_for_nobody_who_cannot_share_it():
     assert pipes.later
 
 
-def test_a_turn_is_alone_while_a_request_is():
-    pipes = Pipes(ask(0, "weights"), go(0), ask(1, "chat", alone=True), go(1))
+@pytest.mark.parametrize(
+    ("reads", "alone", "spares"), [(True, True, False), (True, False, True), (False, False, False)]
+)
+def test_a_turn_spares_the_core_of_a_text_that_is_read_unless_a_request_is_alone(reads, alone, spares):
+    loop = Turns(Pipes(ask(0, "weights"), go(0), ask(1, "chat", alone=alone), go(1)), model := Model(), [])
+    loop._texts.reads = reads
     with pytest.raises(Empty):
-        Turns(pipes, model := Model(), []).run()
-    assert model.turns == [True, True]
-    pipes = Pipes(ask(0, "weights"), go(0))
-    with pytest.raises(Empty):
-        Turns(pipes, model := Model(), []).run()
-    assert model.turns == [False]
+        loop.run()
+    assert {*model.spares} == {spares}
 
 
 def test_a_request_that_is_not_admitted_holds_up_no_pass():
@@ -347,7 +346,7 @@ def test_a_long_text_is_read_beside_the_loop_which_goes_on_meanwhile():
         turns(pipes, model).run()
     assert went_on.is_set()
     assert {("reply", 0), ("reply", 1)} <= {*pipes.sent}
-    assert True in model.beside  # a core less for the passes meanwhile
+    assert True in model.spares  # a core less for the passes meanwhile
 
 
 def test_what_a_load_leaves_is_looked_through_by_no_later_collection(monkeypatch):

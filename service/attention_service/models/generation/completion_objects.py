@@ -104,7 +104,7 @@ class CompletionObjects:
         return dict(zip(_USAGE_KEYS, counts, strict=True)) | details
 
     def _choice(self, index: int, tokens: list[Token]) -> Json:
-        text = "".join(token.text for token in tokens)
+        text = "".join([token.text for token in tokens])
         found: Json = {"index": index}
         if not self.chat:
             found["text"] = text

@@ -91,7 +91,7 @@ class Decoder:
             return self._read.read(reader, text)
 
     def read(self, text: RunningText) -> Step | None:
-        """Read the next part of a prompt. Returns the first step after the last part. Raises what the pass does."""
+        """Read the next part of a prompt. Returns the first step after the last part. Raises what the step does."""
         part = range(text.seen, len(text.ids))
         if len(part) > PART and self._reads_in_parts(text):
             part = part[:PART]
@@ -180,16 +180,17 @@ class Decoder:
     def _divided(self, texts: Sequence[RunningText]) -> tuple[list[JoinedGroup], list[RunningText]]:
         """The texts that share a pass, and those that have one of their own."""
         together: dict[tuple[int, Adapter | None], list[RunningText]] = {}
-        alone = []
-        able = [text for text in texts if not text.alone]
-        joining = self.joining if len(able) > 1 else ALONE
+        alone: list[RunningText] = []
+        able: list[RunningText] = []
         for text in texts:
-            apart = text.alone or not (joining.unlike or joining.alike) or self._is_stretched(text)
-            if apart or text.sharing.reason is not None:
-                alone.append(text)
-            else:
+            (alone if text.alone else able).append(text)
+        joining = self.joining if len(able) > 1 else ALONE
+        for text in able:
+            if (joining.unlike or joining.alike) and not self._is_stretched(text) and text.sharing.reason is None:
                 length = 0 if joining.unlike else text.seen - self._turns
                 together.setdefault((length, _apart(text)), []).append(text)
+            else:
+                alone.append(text)
         shared = []
         for key in {*self._groups, *together}:
             wanted = together.get(key, [])
@@ -248,13 +249,14 @@ class Decoder:
         return found
 
     def _stepped(self, text: RunningText, output: Any, weights: PassWeights) -> Step:
-        """The step of a text that had a pass of its own over the last of its tokens."""
+        """The step of a text that had a pass of its own over the last of its tokens. Raises what a processor does."""
         text.advance(output)
         if text.heard is not None:
             text.heard.end_pass()
         layers = None if text.look is None else weights.reports({text.look: text.ids})[text.look]
         text.seen = len(text.ids)
-        return self._chosen(text, wide(output.logits[:, -1], copy=True), layers)
+        logits = wide(output.logits[:, -1], copy=True)
+        return Step(text, logits, text.choose(logits), layers)
 
     def _chosen(self, text: RunningText, logits: Tensor, layers: Any, joined: int = 1) -> Step:
         try:

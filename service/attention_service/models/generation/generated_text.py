@@ -29,26 +29,22 @@ class Characters:
 
     def add(self, raw: bytes) -> tuple[PlacedToken, str]:
         """Take the bytes of a token. Returns its place, and the characters that are whole with it."""
-        new = self._decode(raw[:1])
-        begin = self._count + len(new) - (1 if raw and not self._is_within else 0)
-        new += self._decode(raw[1:])
-        self._count += len(new)
-        return PlacedToken(raw, begin, self._count + (1 if raw and self._is_within else 0)), new
+        first, is_within = self._decode(raw[:1])
+        begin = self._count + len(first) - (1 if raw and not is_within else 0)
+        others, is_within = self._decode(raw[1:])
+        self._count += len(first) + len(others)
+        return PlacedToken(raw, begin, self._count + (1 if raw and is_within else 0)), first + others
 
     def rest(self) -> str:
         """Return the character that has not ended, as U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
-    def _decode(self, raw: bytes) -> str:
+    def _decode(self, raw: bytes) -> tuple[str, bool]:
+        """The characters that end in the next bytes, and True if another begins in them."""
         found, (pending, _) = self._utf8.decode(raw), self._utf8.getstate()
         if b"\xed\xa0" <= pending < b"\xee":  # half a surrogate, which this decoder refuses at its third byte only
-            found += self._utf8.decode(b"", final=True)
-        return found
-
-    @property
-    def _is_within(self) -> bool:
-        """True within a character."""
-        return bool(self._utf8.getstate()[0])
+            return found + self._utf8.decode(b"", final=True), False
+        return found, bool(pending)
 
 
 class GeneratedText:
@@ -93,7 +89,7 @@ class GeneratedText:
             self._unstopped -= 1
             piece, self.given = self._text[self.given :], len(self._text)
             return piece
-        return self._give(self._certain())
+        return self._give(self._certain() if self._stops else len(self._text))
 
     def rest(self) -> str:
         """The characters that were held back, once no token comes any more; an incomplete one is U+FFFD."""
@@ -111,14 +107,15 @@ class GeneratedText:
 
     def _certain(self) -> int:
         """The end of the text in which no stop text begins that is still to be completed."""
-        text, places = self._text, range(self.given, len(self._text)) if self._stops else ()
+        text, places = self._text, range(self.given, len(self._text))
         return next((at for at in places if any(stop.startswith(text[at:]) for stop in self._stops)), len(text))
 
     def _give(self, end: int) -> str:
         """Give out the text before ``end``, or before the first stop text if that begins there or earlier."""
-        found = [at for stop in self._stops if 0 <= (at := self._text.find(stop, self.given)) <= end]
-        if found:
-            self.stopped, end = True, min(found)
+        for stop in self._stops:
+            if 0 <= (at := self._text.find(stop, self.given)) <= end:
+                self.stopped, end = True, at
+        if self.stopped:
             self._text = self._text[:end]
         piece = self._text[self.given : end]
         self.given = end

@@ -183,7 +183,6 @@ class Generation:
 
     def take(self, steps: Sequence[Step]) -> None:
         """Take one step of some of its texts, and give their tokens out. Raises the fault of a text."""
-        checkpoint()
         late, given = self._is_late(), []
         for step in steps:
             if step.fault is not None:
@@ -198,7 +197,8 @@ class Generation:
         place = len(text.ids)
         text.ids.append(token)
         text.steps += 1
-        logprob = self._logprobs(step)  # in the place of the token, before it is taken
+        count = self._plan.sampling.logprobs
+        logprob = None if count is None else self._logprobs(step, count)  # in its place, before it is taken
         piece = text.text.add(token)
         ends = token in self._plan.ends
         finish = "stop" if ends or text.text.stopped else None
@@ -308,10 +308,9 @@ class Generation:
         self._came = now
         return now + step + _SENDING_S > self._deadline
 
-    def _logprobs(self, step: Step) -> TokenLogprobs | None:
+    def _logprobs(self, step: Step, count: int) -> TokenLogprobs | None:
         """The log-probability of a token, and the likeliest tokens in its place, before anything changed the logits."""
-        count = self._plan.sampling.logprobs
-        if count is None or step.logits is None:
+        if step.logits is None:
             return None
         logs = torch.log_softmax(step.logits[0], -1)
         return logprobs_of(self._loaded.reader.decoder, step.token, step.text.text.peek, logs, count)
@@ -359,11 +358,12 @@ def _echo_alone(generations: Sequence[Generation], most: int, faults: dict[int, 
 
 def decode(decoder: Decoder, generations: Sequence[Generation]) -> dict[int, Exception]:
     """Give each text of these generations its next token. Returns the faults by the place of a generation."""
-    places = {id(text): at for at, each in enumerate(generations) for text in each.texts}
+    places: dict[RunningText, int] = {}
+    for at, each in enumerate(generations):
+        places |= dict.fromkeys(each.texts, at)
     steps: dict[int, list[Step]] = {}
-    if places:
-        for step in decoder.step([text for each in generations for text in each.texts]):
-            steps.setdefault(places[id(step.text)], []).append(step)
+    for step in decoder.step([*places]) if places else ():
+        steps.setdefault(places[step.text], []).append(step)
     faults: dict[int, Exception] = {}
     for at, own in steps.items():
         try:
@@ -379,7 +379,10 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     try:
         generation = Generation(decoder, request, plan, emit)
         while not generation.has_ended:
-            faults = read_prompts(decoder, [generation], len(plan.rows) * plan.longest) or decode(decoder, [generation])
+            checkpoint()
+            most = len(plan.rows) * plan.longest
+            reads = generation.unread > 0
+            faults = read_prompts(decoder, [generation], most) if reads else decode(decoder, [generation])
             for fault in faults.values():
                 raise fault
     finally:

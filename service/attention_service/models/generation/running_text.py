@@ -140,7 +140,7 @@ class RunningText:
     def step_inputs(self) -> dict[str, Any]:
         """The arguments of a pass over its last token."""
         if self._joined:
-            self.state = self._advanced({}, self._joined)
+            self.advance({}, self._joined)
             self._joined = 0
         after = 1 if self.state.get("use_cache") else None
         found: dict[str, Any] = self.model.prepare_inputs_for_generation(
@@ -148,15 +148,11 @@ class RunningText:
         )
         return found
 
-    def advance(self, output: Any) -> None:
-        """Take over the past of a pass, and count its token."""
-        self.state = self._advanced(output, 1)
-
-    def _advanced(self, output: Any, tokens: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.model._update_model_kwargs_for_generation(
+    def advance(self, output: Any, tokens: int = 1) -> None:
+        """Take over the past of a pass, and count its tokens."""
+        self.state = self.model._update_model_kwargs_for_generation(
             output, self.state, is_encoder_decoder=self.model.config.is_encoder_decoder, num_new_tokens=tokens
         )
-        return found
 
     def fork(self, choice: int, text: GeneratedText, look: TokenAttention | None) -> "RunningText":
         """Return another choice of the same prompt, which has been read."""
@@ -209,7 +205,7 @@ class RunningText:
 
     # ── its next token ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """True if its next token is that of the largest logit."""
         return not (self.draws or self.processors)

@@ -41,8 +41,9 @@ class ModuleStates:
 
     def take(self) -> Held:
         """Return the states of the text of the last pass, and leave the modules as before any."""
-        held = [getattr(each.module, each.name) for each in self._found]
+        held: list[Tensor | None] = []
         for each in self._found:
+            held.append(getattr(each.module, each.name))
             setattr(each.module, each.name, each.first)
         return held
 

@@ -18,47 +18,40 @@ class RunningGenerations:
 
     def __init__(self, questions: OpenQuestions) -> None:
         self._questions, self._model = questions, questions.model
-        self._running: list[AskedQuestion] = []
+        self.running: list[AskedQuestion] = []
+        """The questions of all generations."""
         self._unread: FairQueue[AskedQuestion] = FairQueue()
         self._step_s = 0.0
         """Seconds that the last token of all running texts took."""
 
-    def __len__(self) -> int:
-        """Return the number of generations."""
-        return len(self._running)
-
     def __contains__(self, question: AskedQuestion) -> bool:
         """Return True if this is the question of a generation."""
-        return question in self._running
-
-    @property
-    def callers(self) -> list[str]:
-        """The callers of all generations, of each as often as it has some."""
-        return [each.caller for each in self._running]
+        return question in self.running
 
     def add(self, question: AskedQuestion) -> None:
         """Let a generation run."""
-        self._running.append(question)
+        self.running.append(question)
         if question.running.unread:
             self._unread.add(question)
 
     def discard(self, question: AskedQuestion) -> None:
         """Let a request generate no more."""
-        if question in self._running:
-            self._running.remove(question)
+        if question in self.running:
+            self.running.remove(question)
         self._unread.discard(question)
         question.running = None
 
     def advance(self) -> None:
         """Read prompts, and give each running text its next token."""
-        for each in [each for each in self._running if each.cancellation.cancelled]:
-            self._questions.leave(each)
-        if self._unread:
+        for question in [*self.running]:
+            if question.cancellation.cancelled:
+                self._questions.leave(question)
+        if self._unread.size:
             self._read()
-        if self._running:
+        if self.running:
             self._questions.announce(self._step_s)
             began = time.monotonic()
-            self._step(self._running, self._model.step)
+            self._step(self.running, self._model.step)
             self._step_s = time.monotonic() - began
 
     def _read(self) -> None:
@@ -83,17 +76,16 @@ class RunningGenerations:
         for at, question in enumerate(questions):
             if at in faults:
                 self._questions.fail(question, faults[at])
-            else:
-                self._end_if_ended(question)
+            elif question.running is not None and question.running.has_ended:
+                self._end(question)
 
-    def _end_if_ended(self, question: AskedQuestion) -> None:
-        """Send the end of a generation that has all its tokens."""
-        if question.running is not None and question.running.has_ended:
-            self._questions.announce(question.seconds)
-            with self._questions.guarded(question):
-                found = self._model.finish(question.running)
-                if isinstance(found, PricedRun):
-                    self.discard(question)
-                    self._questions.price(question, found)
-                else:
-                    self._questions.end(question, found)
+    def _end(self, question: AskedQuestion) -> None:
+        """Send the end of a generation."""
+        self._questions.announce(question.seconds)
+        with self._questions.guarded(question):
+            found = self._model.finish(question.running)
+            if isinstance(found, PricedRun):
+                self.discard(question)
+                self._questions.price(question, found)
+            else:
+                self._questions.end(question, found)

@@ -114,10 +114,11 @@ class Served(Protocol):
         ``adapter``: the name and the folder of the adapter that is to answer, if not the base alone.
         """
 
-    def turn(self, *, alone: bool, reads_beside: bool) -> AbstractContextManager[None]:
-        """Compute in a block, without the core of a thread that reads a text. Threads sleep beside other programs.
+    def turn(self, *, spares_core: bool) -> AbstractContextManager[None]:
+        """Compute in a block. Threads sleep beside other programs.
 
-        ``alone``: on all, since a request is to get the same bits each time.
+        ``spares_core``: without the core of a thread that reads a text. A request that is to get the same bits each
+        time needs all of them, since sums of parts round otherwise.
         """
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:

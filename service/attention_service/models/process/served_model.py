@@ -107,22 +107,17 @@ class ServedModel:
         return finite_work(work, self.loaded, loaded, body)
 
     @contextmanager
-    def turn(self, *, alone: bool, reads_beside: bool) -> Iterator[None]:
-        """Compute in a block, with a thread less while a text is read. Threads sleep beside other programs.
-
-        ``alone``: with all, since a request is to get the same bits each time, and sums of parts round otherwise.
-        """
+    def turn(self, *, spares_core: bool) -> Iterator[None]:
+        """Compute in a block, with a thread less if a core is spared. Threads sleep beside other programs."""
         self._cores.look()
-        most = self._threads
-        wanted = most if alone else max(1, most - reads_beside)
-        if wanted == most:
+        if not spares_core or self._threads == 1:
             yield
             return
-        torch.set_num_threads(wanted)
+        torch.set_num_threads(self._threads - 1)
         try:
             yield
         finally:
-            torch.set_num_threads(most)
+            torch.set_num_threads(self._threads)
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
@@ -139,32 +134,29 @@ class ServedModel:
 
     def read(self, running: Sequence[Generation], most: int) -> dict[int, Exception]:
         """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
-        with self._timed(running, "reading"):
-            faults = read_prompts(self._decoder, running, most)
-        return self._located(running, faults)
+        return self._timed(running, "reading", partial(read_prompts, self._decoder, running, most))
 
     def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
-        with self._timed(running, "tokens"):
-            faults = decode(self._decoder, running)
-        return self._located(running, faults)
+        return self._timed(running, "tokens", partial(decode, self._decoder, running))
 
-    def _located(self, running: Sequence[Generation], faults: dict[int, Exception]) -> dict[int, Exception]:
-        """The same faults; those of numbers that are not finite name the layer."""
-        return {
-            at: located(fault, self.loaded, running[at].run_again) if isinstance(fault, NotFinite) else fault
-            for at, fault in faults.items()
-        }
+    def _timed(
+        self, running: Sequence[Generation], part: str, step: Callable[[], dict[int, Exception]]
+    ) -> dict[int, Exception]:
+        """Run a step, and note its time as that of the only generation that has it; of several it is nobody's.
 
-    @contextmanager
-    def _timed(self, running: Sequence[Generation], part: str) -> Iterator[None]:
-        """Note the time of a step as that of the only generation that has it; of several it is nobody's."""
+        Faults of numbers that are not finite name the layer.
+        """
         began = time.perf_counter()
-        yield
+        faults = step()
         took_ms = 1e3 * (time.perf_counter() - began)
         for each in running:
             each.times[part] = each.times.get(part, 0.0) + took_ms
             each.has_mates = each.has_mates or len(running) > 1
+        for at, fault in faults.items():
+            if isinstance(fault, NotFinite):
+                faults[at] = located(fault, self.loaded, running[at].run_again)
+        return faults
 
     def finish(self, running: Generation) -> Answer | PricedRun:
         """Return the end of a generation, or the work that it was the first part of."""

@@ -58,13 +58,14 @@ class Turns:
         """Answer requests until the end of the input, which ends the process."""
         while True:
             self._take_messages()
-            alone = any(each.alone for each in self._questions)
-            with self._model.turn(alone=alone, reads_beside=self._texts.reads):
-                self._begin_generations()
-                if self._ready and not self._generations_first():
+            spares_core = self._texts.reads and not any(each.alone for each in self._questions)
+            with self._model.turn(spares_core=spares_core):
+                if self._ready.size:
+                    self._begin_generations()
+                if self._ready.size and not self._generations_first():
                     self._answer_next()
-                if self._generations:
-                    with self._counted(self._generations.callers):
+                if self._generations.running:
+                    with self._counted([*self._generations.running]):
                         self._generations.advance()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -75,15 +76,16 @@ class Turns:
         Requests that come at the same time are admitted one after the other. If nothing runs, a pass is put off while
         they are, as long as a message comes within a moment of the one before.
         """
-        for message in self._pipes.arrived(wait_s=0 if self._ready or self._generations else None):
+        running = self._generations.running
+        for message in self._pipes.arrived(wait_s=0 if running or self._ready.size else None):
             self._take(message)
-        while self._expects_mates() and (messages := self._pipes.arrived(wait_s=_MOMENT_S)):
+        while not running and self._expects_mates() and (messages := self._pipes.arrived(wait_s=_MOMENT_S)):
             for message in messages:
                 self._take(message)
 
     def _expects_mates(self) -> bool:
-        """True if nothing runs, and a request that is not admitted yet could share the pass that is next."""
-        if self._generations or not self._ready or (next_one := self._next().work) is None:
+        """True if a request that is not admitted yet could share the pass that is next."""
+        if not self._ready.size or (next_one := self._next().work) is None:
             return False
         ready = set(map(id, self._ready))
         priced = [each.work for each in self._questions if id(each) not in ready]
@@ -127,9 +129,8 @@ class Turns:
 
     def _generations_first(self) -> bool:
         """True if a caller whose text runs used less of the time than the one whose question is next."""
-        if not self._generations:
-            return False
-        return self._ready.used(self._generations.callers) < self._ready.used([self._ready.first().caller])
+        running = [each.caller for each in self._generations.running]
+        return bool(running) and self._ready.used(running) < self._ready.used([self._ready.first().caller])
 
     def _next(self) -> AskedQuestion:
         """The question that is next, of the caller who used the least of the time.
@@ -147,7 +148,7 @@ class Turns:
         first = self._next()
         self._began_new = first.parts is None
         mates = [first, *self._alike(first)]
-        with self._counted([each.caller for each in mates]):
+        with self._counted(mates):
             if len(mates) > 1:
                 self._answer_together(mates)
             elif first.parts is not None:
@@ -157,13 +158,13 @@ class Turns:
                 self._begin(first)
 
     @contextmanager
-    def _counted(self, callers: Sequence[str]) -> Iterator[None]:
-        """Count the time of a block as that of these callers, in equal shares."""
+    def _counted(self, questions: Sequence[AskedQuestion]) -> Iterator[None]:
+        """Count the time of a block as that of the callers of these questions, in equal shares."""
         began = self._clock()
         yield
-        share = max(self._clock() - began, _LEAST_S) / len(callers)
-        for each in callers:
-            self._ready.use_of(each, share)
+        share = max(self._clock() - began, _LEAST_S) / len(questions)
+        for question in questions:
+            self._ready.use_of(question.caller, share)
 
     def _answer_together(self, mates: Sequence[AskedQuestion]) -> None:
         """Answer questions by one pass; if it fails, each by its own."""

@@ -111,7 +111,7 @@ test-interop: $(VENV)/.test ## Ask a server by tritonclient, KServe's client, an
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.interop
 
 findings: ## Run every finding about other libraries (needs a network; not part of CI)
-	@failed=0; for each in findings/*.sh; do echo "$$each"; sh "$$each" || { echo "  exit status $$?"; failed=1; }; done; exit $$failed
+	@failed=0; for each in docs/findings/*.sh; do echo "$$each"; sh "$$each" || { echo "  exit status $$?"; failed=1; }; done; exit $$failed
 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)

@@ -200,7 +200,12 @@ def _too_many(config: Mapping[str, Any], names: Sequence[str]) -> str | None:
     most = max(len(names), _FEW_MODULES)
     for part in (config, *(each for each in config.values() if isinstance(each, Mapping))):
         for entry, value in part.items():
-            if _MODULES.fullmatch(entry) and isinstance(value, int | float) and not value <= most:
+            if (
+                isinstance(entry, str)
+                and _MODULES.fullmatch(entry)
+                and isinstance(value, int | float)
+                and not value <= most
+            ):
                 return f"its config.json says {entry} {str(value)[:40]}, and its files have {len(names)} tensors"
     return None
 

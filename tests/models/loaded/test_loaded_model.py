@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ def test_logits_and_weights_are_those_of_the_eager_model(family):
     model = loaded(family)
     returns = ["weights", "hidden", *(["logits"] if model.head.predicts else [])]
     positions = [*range(1 if family in PAIRS else len(IDS))] if model.head.predicts else None
-    reply = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=returns, positions=positions, top_k=3))
+    fields: dict[str, Any] = {"positions": positions, "top_k": 3} if model.head.predicts else {}
+    reply = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=returns, **fields))
     outputs, weights = reference(family, IDS)
     if model.head.predicts:
         near(reply.logits, outputs.logits[0])
@@ -292,7 +294,7 @@ def test_labels_tell_tokens_and_their_characters():
         ("target", {"text": "the", "target": "cat"}),
         ("messages", {"messages": [{"role": "user", "content": "the cat"}]}),
         ("images", {"images": [{"base64": "aaaa"}]}),
-        ("layers.0", {"text": "the", "layers": [7]}),
+        ("layers.0", {"text": "the", "layers": [7], "return": ["weights"]}),
         ("edits.7", {"text": "the", "edits": {"7": [{"tap": "context", "set": 0.0}]}}),
         ("edits.0.0.heads", {"text": "the", "edits": {"0": [{"tap": "context", "heads": [4], "set": 0.0}]}}),
         ("edits.0.0.queries", {"text": "the", "edits": {"0": [{"tap": "output", "queries": [1], "set": 0.0}]}}),

@@ -342,7 +342,7 @@ def test_images_that_cannot_be_read_are_named(models, images, param):
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"layers": [7]}, "layers.0"),
+        ({"layers": [7], "return_": ["weights"]}, "layers.0"),
         ({"edits": {"9": []}}, "edits.9"),
         ({"select": {"heads": [4]}, "return_": ["weights"]}, "select.heads"),
         ({"edits": {"0": [{"tap": "weights", "heads": [9], "set": 0}]}}, "edits.0.0.heads"),

@@ -173,7 +173,7 @@ class ModelGradients:
         if self._request.by_head and point in gradients:  # by default, where it is seen
             effect = gradients[point] * run.at[point].detach()
             fields["heads"] = array(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
-            if may_be_normed(effect) and self._normed(place):
+            if place.mixes != "attention" and may_be_normed(effect) and self._normed(place):
                 fields["heads_normed"] = True
         found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
         for tap in self._taps:

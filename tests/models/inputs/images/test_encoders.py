@@ -181,7 +181,7 @@ def test_edits_and_costs_of_an_encoder():
         ({"images": [sent(noise())], "text": "the cat"}, "text"),
         ({"images": [sent(noise())], "positions": [3]}, "positions"),
         ({"images": [sent(noise())], "mask_seed": 1}, "mask_seed"),
-        ({"images": [sent(noise())], "layers": [2]}, "layers.0"),
+        ({"images": [sent(noise())], "layers": [2], "return": ["weights"]}, "layers.0"),
         ({"images": [sent(noise())], "return_": ["pooled"]}, "return"),
     ],
 )

@@ -193,7 +193,7 @@ def test_gradients_reach_the_seconds_that_a_word_depends_on(kind):
         ({"text": f"{MARK} what", "audio": [sent(speech(1.0))] * 2}, "audio"),
         ({"tokens": [4, 5], "audio": [sent(speech(1.0))]}, "tokens"),
         ({"text": "what", "audio": [{"base64": "AAAA"}]}, "audio.0"),
-        ({"text": "what", "layers": ["audio.0"]}, "layers.0"),
+        ({"text": "what", "layers": ["audio.0"], "return": ["weights"]}, "layers.0"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
     ],
 )

@@ -273,7 +273,7 @@ def test_edits_statistics_recordings_and_costs():
         ({"text": "the cat", "audio": [sent(speech(0.1))]}, "text", "reads only sound"),
         ({"tokens": [1]}, "tokens", "reads only sound"),
         ({"audio": [sent(speech(SECONDS + 1))]}, "audio.0", "7.00 s; the model hears 6 s at a time"),
-        ({"audio": [sent(speech(0.1))], "layers": ["cross.9"]}, "layers.0", "cross.9"),
+        ({"audio": [sent(speech(0.1))], "layers": ["cross.9"], "return": ["weights"]}, "layers.0", "cross.9"),
         ({"audio": [sent(speech(0.1))], "target": "x" * 80}, "target", "positions for 64"),
     ],
 )

@@ -157,11 +157,12 @@ def _read_by_simdjson(text: Text, model: type[BaseModel], size: TextSize, limit:
     values: dict[str, Any] = {name: document[name] for name in document}
     if len(values) < len(document):  # a name that comes twice
         return None
-    arrays = _find_arrays(values, model)
+    maps = {name for name in tensor_maps(model) if _is_small_map(values.get(name))}
+    arrays = _find_arrays(values, model, maps)
     check_objects(size.items - sum(array.size for array in arrays.values()), limit)
     data: dict[str, Any] = {}
     for name, value in values.items():
-        if _is_small_map(name, value, model):
+        if name in maps:
             data[name] = {key: _read(value[key], arrays.get((name, key))) for key in value}
         else:
             data[name] = _read(value, arrays.get((name, "")))
@@ -169,8 +170,8 @@ def _read_by_simdjson(text: Text, model: type[BaseModel], size: TextSize, limit:
     return data if _count_lists(data, "the body") == size.lists else None
 
 
-def _find_arrays(values: dict[str, Any], model: type[BaseModel]) -> dict[tuple[str, str], NDArray[Any]]:
-    """The tensors that are plain nested lists, by their field and, in a map of tensors, by their name."""
+def _find_arrays(values: dict[str, Any], model: type[BaseModel], maps: set[str]) -> dict[tuple[str, str], NDArray[Any]]:
+    """The tensors that are plain nested lists, by their field and, in these maps of tensors, by their name."""
     arrays = {}
     for name, value in values.items():
         if isinstance(value, simdjson.Array):
@@ -178,22 +179,21 @@ def _find_arrays(values: dict[str, Any], model: type[BaseModel]) -> dict[tuple[s
                 _check_length(name, len(value))
             elif (array := _numbers(value)) is not None:
                 arrays[name, ""] = array
-        elif _is_small_map(name, value, model):
+        elif name in maps:
             for key in value:
                 if isinstance(value[key], simdjson.Array) and (array := _numbers(value[key])) is not None:
                     arrays[name, key] = array
     return arrays
 
 
-def _is_small_map(name: str, value: Any, model: type[BaseModel]) -> bool:
-    """True for a map of tensors with few names. simdjson finds a name by going through all before it."""
-    small = isinstance(value, simdjson.Object) and name in tensor_maps(model) and len(value) <= _MAX_MAPPED
-    return small and not _has_zero(value)
+def _is_small_map(value: Any) -> bool:
+    """True for an object with few names. simdjson finds a name by going through all before it."""
+    return isinstance(value, simdjson.Object) and len(value) <= _MAX_MAPPED and not _has_zero(value)
 
 
 def _has_zero(value: Any) -> bool:
     """True for an object with a zero character in a name. simdjson looks for such a name up to that character."""
-    return any("\0" in name for name in value)
+    return "\0" in "".join(value)
 
 
 def _read(value: Any, array: NDArray[Any] | None) -> Any:

@@ -32,7 +32,7 @@ from benchmarks import (
     wire,
 )
 
-DOCUMENT = (ROOT / "docs" / "performance.md").read_text("utf-8")
+DOCUMENT = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
 
 
 def test_a_ratio_is_that_of_the_times():

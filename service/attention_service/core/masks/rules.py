@@ -239,8 +239,8 @@ class Intersection:
 
 def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> Pattern:
     """Combine the masks into one pattern."""
-    patterns = tuple(MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks)
-    return patterns[0] if len(patterns) == 1 else AllOf(patterns)
+    patterns = [MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks]
+    return patterns[0] if len(patterns) == 1 else AllOf(tuple(patterns))
 
 
 def causal_offset(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> int | None:

@@ -191,7 +191,7 @@ class PassMemory:
     ) -> int:
         """The memory of a pass, or of decoding its images if that takes more."""
         keys = tokens if keys is None else keys
-        numbers = sum(batch * each.widths.heads * (tokens * keys + _STATISTICS) for each in self._sizes.places)
+        numbers = sum([batch * each.widths.heads * (tokens * keys + _STATISTICS) for each in self._sizes.places])
         need = self._pass_bytes(batch, tokens, keys, 1 if self._sizes.rows_alone else tokens) if tokens else 0
         if images and not self._sizes.images.encodes:
             crops, length = self._sizes.images.shape(images)
@@ -214,13 +214,13 @@ class PassMemory:
         if self._sizes.images.encodes:
             return 0
         own = [each for each in self._sizes.places if each.keys in {each.queries, BOTH}]
-        return self._sizes.itemsize * sum(each.cached_numbers(tokens) for each in own) + state_bytes(self._loaded)
+        return self._sizes.itemsize * sum([each.cached_numbers(tokens) for each in own]) + state_bytes(self._loaded)
 
     def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:
         """The memory of a pass that tells of so many rows of logits."""
         states = batch * max(length, keys) * self._sizes.itemsize * self._sizes.layer_numbers
         logits = batch * rows * self._sizes.vocabulary * (self._sizes.itemsize + 8)
-        scores = batch * _most(self._sizes.places, length, keys)
+        scores = batch * _most(self._sizes.kinds, length, keys)
         own = own_scores_bytes(self._loaded, batch, max(length, keys) if self._loaded.reader.pairs else length, keys)
         return states + logits + (own or min(_SCORES * 4 * scores, KERNEL_BYTES))
 
@@ -272,8 +272,10 @@ class PassMemory:
 
     def _recorded(self, checked: CheckedRequest, place: AttentionPlace, *, keep: bool) -> int:
         """Numbers that a recording keeps of one layer."""
+        if not keep:
+            return 0
         queries, keys = checked.queries(place).ids.numel(), checked.keys(place).ids.numel()
-        return (place.widths.heads * queries * keys + queries * self._sizes.width) * keep
+        return place.widths.heads * queries * keys + queries * self._sizes.width
 
 
 def _sizes(checked: CheckedRequest, place: AttentionPlace, request: Any) -> tuple[int, int, int, int, int]:

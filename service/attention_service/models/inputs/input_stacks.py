@@ -52,7 +52,7 @@ class Stack:
     foreign: int = 0
     """The last entries that are tokens of another text, in a layer whose keys are those of two texts."""
 
-    @property
+    @cached_property
     def length(self) -> int:
         """L."""
         return self.ids.shape[1]
@@ -118,7 +118,7 @@ class Inputs:
     """The tokens of the layers that see images or hear sounds, beside those of the text. They have a batch
     dimension."""
 
-    @property
+    @cached_property
     def predicted(self) -> Stack:
         """The tokens whose predictions the model makes."""
         return self.target or self.text

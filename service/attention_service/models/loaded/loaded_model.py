@@ -162,7 +162,7 @@ class LoadedModel:
         chooses = any(CHOSEN in place.beside.names for place in self.places.values())
         return int(getattr(self.model.config.get_text_config(), "index_topk", None) or 0) if chooses else None
 
-    @property
+    @cached_property
     def stacks_texts(self) -> bool:
         """True if the rows of a batch are texts at every attention, so that those of several questions share passes."""
         whole = all(place.windows is None for place in self.places.values())

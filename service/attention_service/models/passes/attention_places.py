@@ -137,7 +137,7 @@ class AttentionPlace:
         has = {"sink_mass": getattr(self.spec.normalizer, "sinks", False), CHOSEN_SHARE: CHOSEN in self.beside.names}
         return frozenset(name for name, able in has.items() if able)
 
-    @property
+    @cached_property
     def keys_of(self) -> KeysOf:
         """The kind of its keys."""
         if self.windows is not None:
@@ -146,7 +146,7 @@ class AttentionPlace:
             return "decoder + encoder"
         return "tokens" if self.compression is None else "compressed"
 
-    @property
+    @cached_property
     def reach(self) -> int | None:
         """The most keys that a query sees of those up to its own; None if there is no limit."""
         windows = (mask for mask in self.spec.masks if isinstance(mask, SlidingWindow) and mask.right == 0)
@@ -156,7 +156,7 @@ class AttentionPlace:
         """The numbers that transformers' cache holds of so many tokens: behind a window, without the oldest key."""
         return self.token_numbers * (tokens if self.reach is None else min(tokens, self.reach - 1))
 
-    @property
+    @cached_property
     def token_numbers(self) -> int:
         """The numbers that a cache holds of a token.
 

@@ -139,9 +139,9 @@ class Turns:
         and the first of those that have begun goes on.
         """
         line = [*self._ready.line()]
-        begun = next((each for each in line if each.parts is not None), None)
-        new = next((each for each in line if each.parts is None), None)
-        return new if new is not None and (begun is None or not self._began_new) else begun or line[0]
+        begun = [each for each in line if each.parts is not None]
+        new = [each for each in line if each.parts is None]
+        return begun[0] if begun and (self._began_new or not new) else new[0]
 
     def _answer_next(self) -> None:
         """Answer a part of the question that is next, and with it those that can share its pass."""

@@ -87,8 +87,8 @@ class ModelQueue:
         """Give the process those that wait, as many as it may have."""
         while self._worker is not None and self._worker.is_alive and not self._share.ends:
             barred = self._callers_with_half()
-            others_wait = self.waiting.has_other(barred)
-            limit = RUNNING + OF_ONE if barred and others_wait else RUNNING
+            others_wait = bool(barred) and self.waiting.has_other(barred)
+            limit = RUNNING + OF_ONE if others_wait else RUNNING
             if not self.waiting.size or len(self._running) >= limit:
                 return
             question = self.waiting.first(barred if others_wait else ())

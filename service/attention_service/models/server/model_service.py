@@ -309,7 +309,7 @@ class ModelService:
     def _note(self, model: ResidentModel, question: Question) -> None:
         """Count a run that ended now."""
         if (of_run := question.time) is not None:
-            predicted = Estimate(*(each / 1e3 for each in of_run["predicted_ms"]))
+            predicted = Estimate(*[each / 1e3 for each in of_run["predicted_ms"]])
             seconds, peak = of_run["measured_ms"] / 1e3, question.peak_bytes
             self.environment.accuracy.record([Run(model.name, of_run["purpose"], predicted, seconds, peak, model=True)])
         compute_ms = question.compute_ms or (time.monotonic() - question.began) * 1e3

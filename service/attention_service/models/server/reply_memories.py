@@ -64,7 +64,7 @@ class ReplyMemories:
 
     def note(self) -> None:
         """Count what is kept by now."""
-        kept = sum(memory.bytes for memory in self._free())
+        kept = sum([memory.bytes for memory in self._free()])
         loop = asyncio.get_running_loop()
         self._used = loop.time()
         if kept and self._giving_back is None:

@@ -10,6 +10,7 @@ from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
 from tests.models_walk.compared import built
 
+from attention_service.models.answers import model_gradients
 from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
@@ -22,9 +23,8 @@ FACTS = {"free_bytes": 2**40, "reader": "", "form": "application/json", "encodin
 PROMPT = "the cat sat on\nthe dog on mat cat sat\nthe mat"
 ANSWER = "\nthe dog sat\non the mat\nthe cat"
 TEXTS = ["the cat sat on the mat " * 20] * 40
-MOST = {"complete": 12, "gradients": 3}
-"""The passes of a part, where it is not 2: eight prompts, or a token for those texts that are not yet joined; and
-the trial whether heads of small effect have a norm of their own."""
+MOST = {"complete": 12}
+"""The passes of a part, where it is not 2: eight prompts, or a token for those texts that are not yet joined."""
 REQUESTS = {
     "forward": {"text": PROMPT},
     "weights": {"text": PROMPT, "layers": "all"},
@@ -71,7 +71,7 @@ class Passes:
 
     def __init__(self, model):
         self.calls, self.tokens, self.parts = Counter(), [], []
-        for layer in {place.layer for place in model.places.values()}:
+        for layer in {place.layer for place in model.all_places}:
             before(layer, lambda state, layer=layer: self.called(layer, state))
 
     def called(self, layer, state):
@@ -133,6 +133,16 @@ def test_no_part_takes_more_than_a_pass_or_two(case):
         (shape for _, shapes in passes.parts for shape in shapes), key=lambda shape: shape.numel(), default=(1, 1)
     )
     assert texts == 1 or texts * length <= 2048
+
+
+def test_a_trial_for_a_norm_of_each_head_is_a_part_of_its_own(monkeypatch):
+    monkeypatch.setattr(model_gradients, "may_be_normed", lambda _: True)
+    model = LoadedModel("hybrid", built("qwen3_next").requires_grad_(False), tokenizer(), device())
+    operations, passes = ModelOperations(model, Decoder(model)), Passes(model)
+    fields = {"text": PROMPT, "of": {"token": "cat"}, "layers": [next(iter(model.implicit.values())).key]}
+    parts_of(operations, passes, "gradients", fields)
+    assert max(count for count, _ in passes.parts) == 2
+    model.close()
 
 
 def test_the_model_is_left_as_it_was_between_any_two_parts():

@@ -140,7 +140,9 @@ class ModelGradients:
             fields["tokens"] = self._array((gradient * embedded).sum(-1))
         if "embeddings" in request.wrt:
             fields["embeddings"] = self._array(gradient)
-        fields["layers"] = [self._of_layer(place, run, gradients) for place in checked.places if self._any_of_layer]
+        fields["layers"] = []
+        for place in checked.places if self._traced or self._states else ():
+            fields["layers"].append((yield from self._of_layer(place, run, gradients)))
         run.asking.started = self._time.began
         about = run_fields(loaded, checked, run.asking)
         if request.check:
@@ -161,11 +163,9 @@ class ModelGradients:
             found = pullback([run.value], [run.at[point] for point in points], [upstream], keep=index < len(parts) - 1)
             yield {point: x * run.at[point].detach() for point, x in zip(points, found, strict=True)}
 
-    @property
-    def _any_of_layer(self) -> bool:
-        return bool(self._traced or self._states)
-
-    def _of_layer(self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]) -> LayerGradients:
+    def _of_layer(
+        self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]
+    ) -> Passes[LayerGradients]:
         fields: dict[str, Any] = {"layer": place.key}
         array = partial(self._array, several=self.checked.several(place))
         states = partial(self._array, several=self.checked.several_states(place))
@@ -173,7 +173,7 @@ class ModelGradients:
         if self._request.by_head and point in gradients:  # by default, where it is seen
             effect = gradients[point] * run.at[point].detach()
             fields["heads"] = array(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
-            if place.mixes != "attention" and may_be_normed(effect) and self._normed(place):
+            if place.mixes != "attention" and may_be_normed(effect) and (yield from self._is_normed(place)):
                 fields["heads_normed"] = True
         found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
         for tap in self._taps:
@@ -182,9 +182,11 @@ class ModelGradients:
         arrays = {name: (states if name == "hidden" else array)(x) for name, x in found.items()}
         return valid(LayerGradients, fields | {"gradients": arrays})
 
-    def _normed(self, place: AttentionPlace) -> bool:
+    def _is_normed(self, place: AttentionPlace) -> Passes[bool]:
+        """True if each head has a norm of its own, by a trial of the first layer of its class that may have."""
         kind = type(place.module)
         if kind not in self._normed_kinds:
+            yield from self._time.between(2)
             self._normed_kinds[kind] = is_normed_by_head(self._loaded, place)
         return self._normed_kinds[kind]
 

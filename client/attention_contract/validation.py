@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,6 +16,14 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _MOST_FAULTS = 1024
 """Errors of one request that are formatted."""
+_SENTENCES: Final = [
+    (re.compile(r"^String should have at least 1 character$"), "expected at least 1 character; it is empty"),
+    (re.compile(r"^String should match pattern "), "expected a string of the pattern "),
+    (re.compile(r"^\w+ should have "), "expected "),
+    (re.compile(r"^Input should be (?=greater|less)"), "expected a number "),
+    (re.compile(r"^Input should be "), "expected "),
+]
+"""The beginnings of pydantic's messages, and those of the contract."""
 
 
 def validate(model: type[ModelT], data: Any, *, by_name: bool = True) -> ModelT:
@@ -180,7 +188,14 @@ def _message(error: ErrorDetails, errors: list[ErrorDetails], model: type[BaseMo
         case "union_tag_not_found":
             message = 'expected an object with a "name"'
         case _:
-            message = clip(error["msg"].removeprefix("Value error, "), 300)
+            message = clip(_sentence(error["msg"].removeprefix("Value error, ")), 300)
+    return message
+
+
+def _sentence(message: str) -> str:
+    """A message of pydantic's as what was expected."""
+    for pattern, words in _SENTENCES:
+        message = pattern.sub(words, message)
     return message
 
 

@@ -348,3 +348,21 @@ def test_a_misspelt_name_is_reported_with_the_right_one(data, param, message):
         validate(ForwardRequest, data, by_name="return_" in data)
     assert refusal.value.param == param
     assert message in refusal.value.detail
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "words"),
+    [
+        ("text", "", "expected at least 1 character; it is empty"),
+        ("text", 3, "expected a valid string"),
+        ("top_k", -1, "expected a number greater than or equal to 0"),
+        ("top_k", 2.5, "expected a valid integer"),
+        ("alone", "perhaps", "expected a valid boolean"),
+        ("positions", 3, "expected a valid list"),
+    ],
+)
+def test_a_fault_of_a_field_says_what_was_expected(field, given, words):
+    with pytest.raises(InvalidRequest) as refused:
+        validate(ModelForwardRequest, {"text": "the cat"} | {field: given})
+    assert refused.value.param == field
+    assert words in refused.value.detail

@@ -41,7 +41,6 @@ def test_the_first_minute(visit, tmp_path):
 
     page.goto(page.url.replace("#/overview", "#/edit"))
     page.get_by_role("button", name="Knock out L1H0").click()
-    page.get_by_role("button", name="Ask the whole model").click()
     page.get_by_label("Prediction of").wait_for()
     page.goto(page.url.replace("#/edit", "#/compare"))
     page.get_by_label("Its head").select_option("2")

@@ -20,6 +20,7 @@ import { Button, ProblemBox, Saving, Waiting } from "./parts/ui";
 import { Overview } from "./views/look/overview";
 import { WithSubject } from "./parts/with_subject";
 import type { OfSubject } from "./parts/with_subject";
+import type { Needs } from "./subjects/model_subject";
 
 type Plain = FunctionComponent;
 
@@ -35,6 +36,8 @@ interface View {
   /** Loaded when it is first shown. */
   plain?: () => Promise<Plain>;
   subject?: () => Promise<OfSubject>;
+  /** What it asks of a whole model at once: the weights, unless it has a question of its own. */
+  needs?: Needs;
 }
 
 const VIEWS: View[] = [
@@ -44,11 +47,11 @@ const VIEWS: View[] = [
   { id: "compare", group: "Look", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/look/compare")).Compare },
   { id: "find", group: "Look", title: "Find heads", key: "n", about: "All heads of a model by what they do in many texts, and the passages in which one is strongest.", plain: async () => (await import("./views/look/find")).Find },
   { id: "text", group: "Look", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/look/text")).Text },
-  { id: "edit", group: "Change", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", subject: async () => (await import("./views/change/edit")).Edit },
-  { id: "effects", group: "Change", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the prediction or of the output.", subject: async () => (await import("./views/change/effects")).Effects },
+  { id: "edit", group: "Change", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", needs: "tokens", subject: async () => (await import("./views/change/edit")).Edit },
+  { id: "effects", group: "Change", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the prediction or of the output.", needs: "tokens", subject: async () => (await import("./views/change/effects")).Effects },
   { id: "decode", group: "Change", title: "Decode", key: "d", about: "The next token of a text, the tokens as they come, and what each head looked at for each of them.", plain: async () => (await import("./views/change/decode")).Decode },
-  { id: "gradient", group: "Explain", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/explain/gradient")).Gradient },
-  { id: "lens", group: "Explain", title: "Lens", key: "i", about: "What each layer would predict at each token if it were read out at once, and what each head adds.", subject: async () => (await import("./views/explain/lens")).Lens },
+  { id: "gradient", group: "Explain", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", needs: "tokens", subject: async () => (await import("./views/explain/gradient")).Gradient },
+  { id: "lens", group: "Explain", title: "Lens", key: "i", about: "What each layer would predict at each token if it were read out at once, and what each head adds.", needs: "tokens", subject: async () => (await import("./views/explain/lens")).Lens },
   { id: "context", group: "Explain", title: "Context", key: "x", about: "Which sentences of a prompt made each sentence of an answer.", plain: async () => (await import("./views/explain/context")).Context },
   { id: "similarity", group: "Explain", title: "Similarity", key: "a", about: "How alike two texts are to a model, and which words make them so.", plain: async () => (await import("./views/explain/similarity")).Similarity },
   { id: "rollout", group: "Explain", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/explain/rollout")).Rollout },
@@ -233,7 +236,7 @@ export function App() {
   }, [known, go]);
   const view = known ?? VIEWS.find(({ id }) => id === FIRST.view);
   if (!view) return null;
-  const most = mostTokens(view.id);
+  const most = mostTokens(view.id, models?.find(({ id }) => page.params.source === `model:${id}`));
   const embedded = state.params.embed === "true"; // in another page: the view alone
   return (
     <PageContext.Provider value={page}>
@@ -256,7 +259,7 @@ export function App() {
       <main id="main" tabIndex={-1}>
         <Saving key={view.id} intro={<><h2>{view.title}</h2><p>{view.about}{most ? ` Texts of at most ${whole(most)} tokens.` : ""}</p></>}>
           <SharePointed>
-            {view.subject && !page.params.source ? <Waiting what="Asking the server for its models" /> : view.subject ? <WithSubject load={view.subject} /> : view.plain && <Loaded load={view.plain} />}
+            {view.subject && !page.params.source ? <Waiting what="Asking the server for its models" /> : view.subject ? <WithSubject load={view.subject} needs={view.needs ?? "weights"} /> : view.plain && <Loaded load={view.plain} />}
           </SharePointed>
         </Saving>
       </main>

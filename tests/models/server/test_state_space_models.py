@@ -7,8 +7,10 @@ import torch
 from tests.client.tiny_models import tokenizer
 from tests.conftest import live_server
 from tests.models_walk.compared import built
+from typer.testing import CliRunner
 
 from attention_client import Client, InvalidRequest
+from attention_client.cli import app
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 TOKENS = [5, 3, 7, 8, 6, 4, 9]
@@ -137,6 +139,15 @@ def test_channels_are_too_many_for_all_layers(models):
     with pytest.raises(InvalidRequest, match="name some layers") as refused:
         models.weights("mamba", tokens=TOKENS)
     assert refused.value.param == "layers"
+
+
+def test_the_command_looks_at_the_first_layer_and_says_so(address):
+    command = CliRunner().invoke(app, ["look", "mamba", TEXT], env={"ATTENTION_URL": address})
+    assert command.exit_code == 0
+    assert "Layer 0 alone" in command.stderr
+    assert "--layer takes 1 too" in command.stderr
+    assert "L0H47" in command.stdout
+    assert "L1H0" not in command.stdout
 
 
 def test_costs_count_the_running_state_and_no_keys(models):

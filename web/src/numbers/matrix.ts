@@ -122,24 +122,27 @@ export interface Counting {
 
 export const COUNTING: Counting = { window: 8, sinks: 1, classes: {} };
 
-/** The statistics of a head, by the names of the API: name, label and formula. Means over the queries that attend to anything. */
+/** The statistics of a head, by the names of the API: name, label, and a sentence that says what its ends mean. Means over the queries that attend to anything. */
 export const statisticsOf = ({ window, sinks, classes }: Counting): [string, string, string][] => [
-  ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 for one key, ln(keys) for equal weights"],
-  ["effective_keys", "effective keys", "exp(−Σ p ln p): the number of equally weighted keys of the same entropy"],
-  ["max_weight", "largest weight", "the largest weight of a query"],
-  ["mean_distance", "mean distance, tokens", "Σ p · |j − i|: the mean distance of the keys"],
-  ["signed_distance", "signed distance", "Σ p · (j − i): negative for a head that looks back"],
-  ["locality", `within ${window} tokens`, `the share of the keys at most ${window} tokens away`],
-  ["first_key", "first key", "the share of the first key"],
-  ["sink_share", sinks === 1 ? "sinks: first key" : `sinks: first ${sinks} keys`, "the share of the keys that are sinks (Xiao et al. 2024)"],
-  ["own_position", "own position", "the share of the key at the query's own position"],
-  ["previous_token", "previous token", "the share of the key before the query's own position"],
-  ["next_token", "next token", "the share of the key after the query's own position"],
-  ["duplicate_token", "duplicate token", "the share of earlier keys with the query's own token (Wang et al. 2023)"],
-  ["induction", "induction", "the share of earlier keys that follow a token equal to the query's (Olsson et al. 2022)"],
-  ["alignment", "alignment", "1 if every query looks behind the earlier ones, −1 if before them, 0 if all look at the same (Somers 1962)"],
-  ...Object.keys(classes).map((name): [string, string, string] => [CLASSES + name, `class ${name}`, `the share of the keys ${classes[name].join(" ")} (Clark et al. 2019)`]),
+  ["entropy", "entropy, nats", "How widely a query looks, −Σ p ln p of its shares: 0 if at one key, ln(n) if at n keys alike."],
+  ["effective_keys", "effective keys", "The number of keys that a query looks at, exp(−Σ p ln p): 1 if at one, n if at n alike."],
+  ["max_weight", "largest weight", "The largest weight of a query: 1 if it looks at one key alone, near 0 if at very many."],
+  ["mean_distance", "mean distance, tokens", "How far away the keys are, Σ p · |j − i|: 0 if a query looks at itself, 1 if at a neighbour."],
+  ["signed_distance", "signed distance", "How far ahead the keys are, Σ p · (j − i): below 0 for a head that looks back, 0 at itself or evenly around it, −1 at the token before."],
+  ["locality", `within ${window} tokens`, `The share of the keys at most ${window} tokens away: 1 if a query looks at near keys alone, 0 if at far ones.`],
+  ["first_key", "first key", "The share of the first key: 1 if a query looks at it alone, 0 if never."],
+  ["sink_share", sinks === 1 ? "sinks: first key" : `sinks: first ${sinks} keys`, `The share of the first ${sinks} keys, which often take what a head has no use for (Xiao et al. 2024): 1 if all, 0 if nothing.`],
+  ["own_position", "own position", "The share of the key at the query's own position: 1 if each token looks at itself, 0 if never."],
+  ["previous_token", "previous token", "The share of the key before the query's own position: 1 if each token looks at the one before it, 0 if never."],
+  ["next_token", "next token", "The share of the key after the query's own position: 1 if each token looks at the next, 0 if never, as under a causal mask."],
+  ["duplicate_token", "duplicate token", "The share of earlier keys with the query's own token (Wang et al. 2023): 1 if each looks at its earlier copies, 0 if never, or if no token comes twice."],
+  ["induction", "induction", "The share of earlier keys that follow a token equal to the query's (Olsson et al. 2022): 1 if each looks behind its earlier copies, 0 if never, or if no token comes twice."],
+  ["alignment", "alignment", "Whether later queries look at later keys (Somers 1962): 1 if each looks behind the earlier ones, 0 if all look at the same, −1 if before them."],
+  ...Object.keys(classes).map((name): [string, string, string] => [CLASSES + name, `class ${name}`, `The share of the keys ${classes[name].join(" ")} (Clark et al. 2019): 1 if a query looks at these alone, 0 if never.`]),
 ];
+
+/** The statistics to show: the share of the sinks is that of the first key where this is the only sink. */
+export const shownStatistics = (counting: Counting) => statisticsOf(counting).filter(([name]) => name !== "sink_share" || counting.sinks !== 1);
 
 export type Statistics = Record<string, number>;
 /** What stands before the name of a class. */

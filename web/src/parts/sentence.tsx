@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { call, problemOf } from "../server/api";
 import type { ProblemDocument } from "../server/api";
-import { usePage } from "../page/context";
+import { useLoaded, usePage } from "../page/context";
 import { bytes } from "../numbers/format";
 import { mostTokens } from "../page/limits";
 import { SOUND_FILES, pictures, readPicture, readSound, remember, sounds } from "../subjects/media";
@@ -13,6 +13,8 @@ import { Button, Field, ProblemBox } from "./ui";
 
 /** The parameters that belong to one input alone. */
 const CHANGED = { query: "", key: "", zoom: "", sequence: "", edits: "" };
+
+const RESTS_MS = 300; // after which a text that is typed is counted
 
 interface SentenceProps {
   id: string;
@@ -62,12 +64,21 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
     }
     setBusy(false);
   };
-  const ofView = mostTokens(view) ?? Infinity;
+  const ofView = mostTokens(view, model) ?? Infinity;
   const ofModel = model?.max_length ?? Infinity;
   const limit = Number.isFinite(Math.min(ofView, ofModel)) ? Math.min(ofView, ofModel) : null;
-  // Until the model has read it, as many characters a token as the sentence before had.
-  const about = draft === text && tokens !== null ? tokens : Math.ceil((draft.length * (tokens ?? 1)) / (tokens === null ? 4 : Math.max(1, text.length)));
-  const counted = `${draft === text && tokens !== null ? "" : "about "}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
+  // Until its tokenizer has read it, as many characters a token as the sentence before had.
+  const uncounted = draft !== text || tokens === null ? draft : "";
+  const { value: count } = useLoaded(`${id}/${uncounted}/${pair}`, async (signal) => {
+    if (model?.state !== "resident" || !uncounted.trim() || !takes("text")) return null;
+    await new Promise((rested) => setTimeout(rested, RESTS_MS));
+    if (signal.aborted) return null;
+    const { count: read } = await call<{ count: number }>("POST", "v1/tokenize", { model: id, prompt: uncounted, ...(pair.trim() ? { text_pair: pair } : {}) }, signal);
+    return { draft, read };
+  });
+  const known = !uncounted ? tokens : count?.draft === draft ? count.read : null;
+  const about = known ?? Math.ceil((draft.length * (tokens ?? 1)) / (tokens === null ? 4 : Math.max(1, text.length)));
+  const counted = `${known === null ? "about " : ""}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
   return (
     <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images") || takes("audio")) void take(event.dataTransfer?.files[0]); }}
       onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), pair: pair.trim(), target: target.trim() }); again?.(); }}>

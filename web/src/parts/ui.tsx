@@ -183,9 +183,9 @@ export function Table<T>({ caption, columns, rows, quiet, many }: { caption: str
   );
 }
 
-export const FactList = ({ facts }: { facts: readonly (readonly [string, ComponentChildren])[] }) => (
+export const FactList = ({ facts }: { facts: readonly (readonly [string, ComponentChildren, string?])[] }) => (
   <dl class="facts">
-    {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{typeof value === "string" && value.length > LONG_FACT ? <LongText text={value} /> : value}</dd></div>)}
+    {facts.map(([name, value, about]) => <div key={name} title={about}><dt>{name}</dt><dd>{typeof value === "string" && value.length > LONG_FACT ? <LongText text={value} /> : value}</dd></div>)}
   </dl>
 );
 

@@ -5,6 +5,7 @@ import { useState } from "preact/hooks";
 import { loadScript } from "../server/api";
 import { PageContext, useCorrected, useHeadKeys, useLoaded, usePage } from "../page/context";
 import { openModel } from "../subjects/model_subject";
+import type { Needs } from "../subjects/model_subject";
 import { Controls } from "./controls";
 import { MoreModels } from "./more_models";
 import { Player } from "./player";
@@ -17,6 +18,7 @@ import type { Params } from "../page/state";
 import { BUILT_IN, countingOf, openSubject, subjectKey } from "../subjects/subject";
 import type { Subject, SubjectProps } from "../subjects/subject";
 import { clip } from "../numbers/format";
+import { shownStatistics } from "../numbers/matrix";
 import { Choice, Field, ProblemBox, Waiting } from "./ui";
 
 /** The parameters that belong to one subject alone. */
@@ -26,25 +28,26 @@ export type OfSubject = FunctionComponent<SubjectProps>;
 
 interface Kept {
   key: string;
+  needs: Needs;
   made: Promise<Subject>;
   stop: AbortController;
 }
 
 /** Open what the parameters name. */
-function opened(params: Params): Kept {
+function opened(params: Params, needs: Needs = "weights"): Kept {
   const [kind, id] = (params.source ?? "").split(/:(.*)/s);
   const stop = new AbortController();
-  return { key: subjectKey(params), made: kind === "model" ? openModel(id, params, stop.signal) : openSubject(params), stop };
+  return { key: subjectKey(params), needs, made: kind === "model" ? openModel(id, params, stop.signal, needs) : openSubject(params), stop };
 }
 
 let kept: Kept | null = null;
 
-/** The subject of the parameters; the last one is remembered, so that all views share it. */
-export function subjectOf(params: Params): Promise<Subject> {
+/** The subject of the parameters; the last one is remembered, so that all views that need no more of it share it. */
+export function subjectOf(params: Params, needs: Needs = "weights"): Promise<Subject> {
   const key = subjectKey(params);
-  if (kept?.key === key) return kept.made;
+  if (kept?.key === key && (kept.needs === needs || kept.needs === "weights")) return kept.made;
   kept?.stop.abort(); // a sentence that nobody waits for any more
-  const now = (kept = opened(params));
+  const now = (kept = opened(params, needs));
   now.made.catch(() => {
     if (kept === now) kept = null;
   });
@@ -73,7 +76,7 @@ export function useSources(): [string, string, string][] {
   return known.some(([value]) => value === source) ? known : [...known, [source, source.replace(":", " "), "Your own"]];
 }
 
-export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
+export function WithSubject({ load, needs }: { load: () => Promise<OfSubject>; needs: Needs }) {
   const page = usePage();
   const { params, models, refreshModels } = page;
   const key = subjectKey(params);
@@ -82,7 +85,7 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
   const sources = useSources();
   const { value, problem } = useLoaded(key, async () => {
     setOpening(`Opening ${clip(sources.find(([each]) => each === params.source)?.[1] ?? "", 60)}`);
-    const [subject, Component] = await Promise.all([subjectOf(params).then((made) => { setOpening("Loading this view"); return made; }), loadScript(load)]);
+    const [subject, Component] = await Promise.all([subjectOf(params, needs).then((made) => { setOpening("Loading this view"); return made; }), loadScript(load)]);
     if (kind === "model" && models?.find((each) => each.id === id)?.state !== "resident") void refreshModels();
     return { subject, Component, key, params };
   });
@@ -142,11 +145,12 @@ function Header({ subject }: { subject: Subject | null }) {
   const layer = integer(params.layer, 0, 0, Math.max(0, layers.length - 1));
   const heads = layers.length ? layers[layer].heads : [];
   const head = integer(params.head, 0, 0, Math.max(0, heads.length - 1));
+  const chooses = !OF_ALL_LAYERS.includes(view) || (view === "overview" && layers.some(({ wide }) => wide));
   return (
     <Controls class="subject" summary={[source?.split(" · ")[0], !OF_ALL_LAYERS.includes(view) && heads[head]].filter(Boolean).join(" · ")}>
       <Choice wide label="Attention of" value={params.source ?? ""} options={sources.map(([value, label, group]) => [value, clip(label, 80), group])}
         set={(source) => go({ ...CHANGED, source })} />
-      {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
+      {chooses && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
       {![...OF_ALL_LAYERS, "effects"].includes(view) && heads.length > 1 && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
       {subject && subject.sequences > 1 && <Choice label="Sequence" value={params.sequence ?? "0"} set={(sequence) => go({ sequence })} options={Array.from({ length: subject.sequences }, (_, i) => [String(i), `${i + 1} of ${subject.sequences}`])} />}
       {params.source?.startsWith("model:") && <MoreModels loaded={(name) => go({ ...CHANGED, source: `model:${name}` })} />}
@@ -158,15 +162,17 @@ function Header({ subject }: { subject: Subject | null }) {
 /** What the statistics count. */
 function Counted() {
   const { params, go } = usePage();
-  const { window, sinks } = countingOf(params);
+  const counting = countingOf(params);
+  const { window, sinks } = counting;
   return (
-    <details class="more models">
+    <details class="more models counted">
       <summary>What the statistics count</summary>
       <div class="fields">
         <Field label="Near: tokens to each side" type="number" min={0} value={window} set={(each) => go({ window: each })} />
         <Field label="Sinks: first keys" type="number" min={0} value={sinks} set={(each) => go({ sinks: each })} />
         <Field label="Classes of tokens" value={params.classes ?? ""} set={(classes) => go({ classes })} placeholder="articles: the a; stops: . ," />
       </div>
+      <dl>{shownStatistics(counting).map(([name, label, about]) => <div key={name}><dt>{label}</dt><dd>{about}</dd></div>)}</dl>
     </details>
   );
 }

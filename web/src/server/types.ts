@@ -81,7 +81,7 @@ export interface ModelInfo {
   bytes: number;
   max_length?: number | null;
   /** `kind`: how a layer mixes tokens. */
-  layers: { layer: number | string; kind?: "attention" | "linear" | "state_space"; heads: number; keys?: string }[];
+  layers: { layer: number | string; kind?: "attention" | "linear" | "state_space"; heads: number; head_dim?: number | null; keys?: string }[];
   /** Kinds of layers whose attention cannot be inspected. */
   unseen?: string[];
   /** Why it cannot be loaded. */

@@ -9,7 +9,8 @@ import { matrix } from "../numbers/matrix";
 import type { Counting, Matrix } from "../numbers/matrix";
 import { integer } from "../page/state";
 import type { Params } from "../page/state";
-import { IMPLICIT, MOST_CELLS, cached, countingOf, headName, isCausal, isScaledDot, namesOf, remembered } from "./subject";
+import { IMPLICIT, cached, countingOf, headName, isCausal, isScaledDot, namesOf, remembered } from "./subject";
+import { MOST_CELLS } from "../page/limits";
 import type { Layer, Statistics, Subject } from "./subject";
 import type { Body, Tensor } from "../server/tensors";
 import type { ModelInfo, ModelLabels, ModelRan } from "../server/types";
@@ -87,37 +88,71 @@ function unseenOf({ layers, unseen = [] }: ModelInfo, inspected: { layer: number
   return [...unseen, ...others.map(({ layer, keys }) => `layer ${layer} (keys of ${keys})`), ...implicit];
 }
 
-/** Open a whole model with the text and the image of the parameters. Throws Problem. */
-export async function openModel(id: string, params: Params, signal: AbortSignal): Promise<Subject> {
+/** A layer whose channels have weights of their own: so many that only one layer's are asked for. */
+const isByChannel = (layer: ModelInfo["layers"][number]) => isImplicit(layer) && layer.head_dim === 1;
+
+/** What a view needs at once: the weights of all layers, or the tokens alone. */
+export type Needs = "weights" | "tokens";
+
+/**
+ * Open a whole model with the text and the image of the parameters. Throws Problem.
+ *
+ * The weights of a layer that was not asked for at once are asked for when they are first needed.
+ */
+export async function openModel(id: string, params: Params, signal: AbortSignal, needs: Needs): Promise<Subject> {
   const path = `v1/models/${encodeURIComponent(id)}`;
-  const model = await call<ModelInfo>("GET", path, undefined, signal);
+  const described = () => call<ModelInfo>("GET", path, undefined, signal);
+  let model = await described();
   if (model.refused) throw new Problem({ title: "This model cannot be asked", detail: model.refused, param: "model" });
   const input = inputOf(params, model);
   const ask = (body: Body, until?: AbortSignal) => callTensors<WeightsReply>(`${path}/weights`, { ...input, statistics: [], ...body }, until);
   const text = typeof input.text === "string" ? input.text : ((input.audio ? params.sound : params.image) ?? "");
+  const asTokens = () => callTensors<WeightsReply>(`${path}/forward`, { ...input, top_k: 0 }, signal);
+  // What layers a model has is known once it is resident.
+  const loading = model.layers.length ? null : await asTokens();
+  if (loading) model = await described();
   // The tokens are known once the model has read the text; a text has more characters than tokens, but for the ends.
   const most = (text.length + 8) ** 2 * model.layers.reduce((sum, { heads }) => sum + heads, 0);
   const sure = !input.images && !input.audio && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
-  // Until the model is resident, nobody knows whether it has layers without a softmax.
-  const shares = model.layers.length === 0 || model.layers.some(isImplicit) ? { normalize: "absolute" } : {};
-  let answer = await ask(sure ? {} : { return_weights: false, statistics: ["entropy"], ...shares }, signal);
+  const shares = model.layers.some(isImplicit) ? { normalize: "absolute" } : {};
+  const ofText = model.layers.every(({ keys = "tokens" }) => keys === "tokens") && !["images", "audio"].some((each) => model.takes.includes(each));
+  const fewer = model.layers.every(isByChannel) || (needs === "tokens" && ofText);
+  let answer = await (fewer ? (loading ?? asTokens()) : ask(sure ? {} : { return_weights: false, statistics: ["entropy"], ...shares }, signal));
   const { reply } = answer;
   const inspected = { layers: reply.layers.map(({ layer }) => layer) };
   const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
   const crops = Math.max(1, ...reply.layers.map(({ layer }) => mediaLabels(reply, String(layer))?.length ?? 1));
   const crop = integer(params.sequence, 0, 0, crops - 1);
-  const layers = reply.layers.map(({ layer, implicit }, at): Layer => {
+  /** The layers whose weights are asked for by themselves: all, or those with too many channels to be asked for at once. */
+  const asked = new Set(inspected.layers);
+  const others = (asked.size ? model.layers.filter(isByChannel) : model.layers).filter(({ layer }) => !asked.has(layer));
+  const listed = [
+    ...reply.layers.map(({ layer, implicit = false }, at) => ({ layer, implicit, heads: headsOf(at), wide: false })),
+    ...others.map((each) => ({ layer: each.layer, implicit: isImplicit(each), heads: each.heads, wide: isByChannel(each) })),
+  ];
+  const place = (of: number | string) => model.layers.findIndex(({ layer }) => layer === of);
+  if (others.length) listed.sort((one, other) => place(one.layer) - place(other.layer));
+  const layers = listed.map(({ layer, implicit, heads, wide }): Layer => {
     const ref = String(layer);
     const [queries, keys] = layerTokens(reply, ref, crop);
     const name = /^\d+$/.test(ref) ? `layers.${ref}` : ref;
-    const heads = Array.from({ length: headsOf(at) }, (_, head) => headName(ref, head));
     const places = keys.rectangles ? { places: keys.rectangles } : {};
     const seconds = queries.seconds || keys.seconds ? { seconds: { ...(queries.seconds && { queries: queries.seconds }), ...(keys.seconds && { keys: keys.seconds }) } } : {};
-    return { ref, name, ...(implicit && { implicit }), heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places, ...seconds };
+    return { ref, name, ...(implicit && { implicit }), ...(wide && { wide }), heads: Array.from({ length: heads }, (_, head) => headName(ref, head)), queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places, ...seconds };
   });
-  const all = layers.reduce((sum, { heads, queries, keys }) => sum + heads.length * queries.length * keys.length, 0);
-  const whole = all <= MOST_CELLS;
+  const cellsOf = ({ heads, queries, keys }: Layer) => heads.length * queries.length * keys.length;
+  /** The place of a layer in the reply of the layers that were asked for at once; −1 for another. */
+  const placeIn = (layer: number) => inspected.layers.indexOf(listed[layer].layer);
+  const all = layers.reduce((sum, each, at) => sum + (placeIn(at) < 0 ? 0 : cellsOf(each)), 0);
+  const whole = asked.size > 0 && all <= MOST_CELLS;
   if (whole && !sure) answer = await ask(inspected, signal);
+  /** The request for all that is asked for with a layer, and the layer's place in its reply. */
+  const groupOf = (layer: number) => (placeIn(layer) < 0 ? { body: { layers: [listed[layer].layer] }, at: 0, cells: cellsOf(layers[layer]) } : { body: inspected, at: placeIn(layer), cells: all });
+  const firstOf = (layer: number) => (placeIn(layer) < 0 ? layer : listed.findIndex((each) => asked.has(each.layer)));
+  const isWhole = (layer: number) => (placeIn(layer) < 0 ? cellsOf(layers[layer]) <= MOST_CELLS : whole);
+  /** The weights of a layer that was not asked for at once. */
+  const later = remembered(async (layer: number) => (await ask({ layers: [listed[layer].layer] })).tensors);
+  const wholeOf = async (layer: number): Promise<[Record<string, Tensor>, number]> => (placeIn(layer) < 0 ? [await later(layer), 0] : [answer.tensors, placeIn(layer)]);
   const batched = (ref: string) => mediaLabels(reply, ref) !== undefined;
   const cropAt = (ref = "") => cropOf(mediaLabels(reply, ref), crop);
   /** The weights of a head. `chosen`: the keys that queries may look at, of a layer that chooses keys. */
@@ -129,28 +164,34 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     return { ...matrix(rows, columns, data.subarray(from, from + rows * columns)), ...(signed && { signed }), ...(chosen && { chosen: Uint8Array.from(chosen.data.subarray(0, rows * columns)) }) };
   };
   /** The largest weights of squares of all heads: one pass for all of them. */
-  const pooled = remembered(async (pool: number) => (await ask({ ...inspected, pool, return_weights: false })).tensors);
+  const pooled = remembered(async (key: string) => {
+    const [pool, layer] = key.split("/").map(Number);
+    return (await ask({ ...groupOf(layer).body, pool, return_weights: false })).tensors;
+  });
   const labels = first(reply.labels);
   const read = first(reply.encoder_labels ?? reply.labels); // of the sentence
   const counting = countingOf(params);
   /** The statistics of all layers, of a text whose weights are too many to count here. */
-  const served = remembered(async ({ window, sinks, classes }: Counting) => {
+  const served = remembered(async (one: number) => {
+    const { window, sinks, classes }: Counting = counting;
+    const { body: group } = groupOf(one);
     const ids = (members: string[]) => [...new Set(labels.ids.filter((_id, i) => members.includes(bare(labels.tokens[i]))))];
     const token_classes = Object.fromEntries(Object.entries(classes).map(([name, members]) => [name, ids(members)]));
-    const { tensors } = await ask({ ...inspected, return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes }, ...(layers.some(({ implicit }) => implicit) && { normalize: "absolute" }) });
-    return layers.map(({ ref = "", heads }, at): Statistics => {
+    const { tensors } = await ask({ ...group, return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes }, ...(layers.some(({ implicit }) => implicit) && { normalize: "absolute" }) });
+    return group.layers.map((each, at): Statistics => {
+      const { ref = "", heads } = layers[listed.findIndex(({ layer }) => layer === each)];
       const own = Object.entries(tensors).filter(([name]) => name.startsWith(`layers.${at}.statistics.`));
       const from = cropAt(ref) * heads.length;
       return Object.fromEntries(own.map(([name, { data }]) => [name.split(".").slice(3).join("."), Array.from(data.subarray(from, from + heads.length))]));
     });
   });
-  const waited = waits(reply.ran);
-  const body = (layer: number, head: number): Body => ({ ...input, layers: [reply.layers[layer].layer], select: { heads: [head] } });
+  const waited = waits((loading ?? answer).reply.ran);
+  const body = (layer: number, head: number): Body => ({ ...input, layers: [listed[layer].layer], select: { heads: [head] } });
   return {
     title: `${id}: ${text}`,
     counting,
-    unseen: unseenOf(model, reply.layers),
-    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input, predictsByToken: model.predicts === "next" || model.predicts === "own" },
+    unseen: unseenOf(model, listed),
+    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input, predicts: model.predicts ?? null },
     facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.weights ?? reply.ran.dtype} on ${reply.ran.device}`], ...(waited ? [["waited", waited] as [string, string]] : [])],
     layers,
     sequences: crops,
@@ -158,16 +199,20 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     ...(params.sound && input.audio ? { sound: params.sound } : {}),
     weights: cached(async (layer, head) => {
       const { ref = "" } = layers[layer];
-      if (whole) return cut(answer.tensors[`layers.${layer}.weights`], ref, head, answer.tensors[`layers.${layer}.chosen`]);
+      if (isWhole(layer)) {
+        const [tensors, at] = await wholeOf(layer);
+        return cut(tensors[`layers.${at}.weights`], ref, head, tensors[`layers.${at}.chosen`]);
+      }
       const { tensors } = await callTensors<WeightsReply>(`${path}/weights`, { ...body(layer, head), statistics: [] });
       return cut(tensors["layers.0.weights"], ref, 0, tensors["layers.0.chosen"]);
     }),
     strips: (layer, head) => {
-      if (whole) return null;
+      if (isWhole(layer)) return null;
       const { ref = "", queries } = layers[layer];
+      const { at, cells } = groupOf(layer);
       return async (pool, from, to) => {
-        if (pool > 1 && from === 0 && to >= queries.length && all / pool ** 2 <= MOST_POOLED) {
-          return cut((await pooled(pool))[`layers.${layer}.pooled`], ref, head);
+        if (pool > 1 && from === 0 && to >= queries.length && cells / pool ** 2 <= MOST_POOLED) {
+          return cut((await pooled(`${pool}/${firstOf(layer)}`))[`layers.${at}.pooled`], ref, head);
         }
         const rows = Array.from({ length: to - from }, (_, i) => from + i);
         const fields = { ...body(layer, head), statistics: [], select: { heads: [head], queries: rows }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
@@ -178,7 +223,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     live: async (layer) => {
       const { ref = "", queries, keys } = layers[layer];
       if (batched(ref) || queries.length !== keys.length || layers[layer].implicit) return null;
-      const { tensors } = await callTensors(`${path}/forward`, { ...input, layers: [reply.layers[layer].layer], return: ["q", "k", "v", "weights"], top_k: 0 });
+      const { tensors } = await callTensors(`${path}/forward`, { ...input, layers: [listed[layer].layer], return: ["q", "k", "v", "weights"], top_k: 0 });
       const [query, key, value] = ["q", "k", "v"].map((tap) => tensors[`layers.0.${tap}`]);
       const weights = cut(tensors["layers.0.weights"], ref, 0);
       const causal = isCausal(weights);
@@ -187,14 +232,14 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     },
     taps: async (layer, head, query) => {
       if (layers[layer].implicit) throw new Problem({ title: "There are no steps", detail: IMPLICIT, waits: true });
-      const taps = { return: ["q", "k", "v", "scores", "masked_scores", "weights", "context"], top_k: 0, layers: [reply.layers[layer].layer] };
+      const taps = { return: ["q", "k", "v", "scores", "masked_scores", "weights", "context"], top_k: 0, layers: [listed[layer].layer] };
       const request: ApiRequest = { method: "POST", path: `${path}/forward`, body: { ...input, ...taps, select: { heads: [head], queries: [query] } } };
       const { tensors } = await callTensors(request.path, request.body);
       const own = Object.entries(tensors).filter(([name]) => name.startsWith("layers.0."));
       return { request, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, cropAt(layers[layer].ref))])) };
     },
     // The page counts keys as tokens; of others the server knows the positions.
-    statistics: async (layer) => (whole && !reply.key_labels?.[layers[layer].ref ?? ""] ? null : (await served(counting))[layer]),
+    statistics: async (layer) => (isWhole(layer) && !reply.key_labels?.[layers[layer].ref ?? ""] ? null : (await served(firstOf(layer)))[groupOf(layer).at]),
     requestFor: (layer, head) => Promise.resolve<ApiRequest>({ method: "POST", path: `${path}/weights`, body: body(layer, head) }),
     runOf: () => Promise.resolve(null),
   };

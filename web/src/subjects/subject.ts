@@ -7,11 +7,12 @@ import { bytes as sized } from "../numbers/format";
 import { CLASSES, COUNTING, matrix, OF_TOKENS, statisticsOf, tokenIds } from "../numbers/matrix";
 import type { Counting, Matrix } from "../numbers/matrix";
 import { normal } from "../numbers/random";
+import { MOST_CELLS } from "../page/limits";
 import { integer } from "../page/state";
 import type { Params } from "../page/state";
 import { fromNested, ofBlob, openTensors } from "../server/tensors";
 import type { Body, Tensor, TensorFile } from "../server/tensors";
-import type { Facts, ModuleInfo, Ran, RecordingInfo } from "../server/types";
+import type { Facts, ModuleInfo, Predictions, Ran, RecordingInfo } from "../server/types";
 
 /** The inputs of one attention, to be sent to the server: the module's name (or none, for raw attention), and fields. */
 export interface Live {
@@ -23,6 +24,8 @@ export interface Layer {
   name: string;
   /** It has no softmax: its weights are implicit, of either sign. */
   implicit?: boolean;
+  /** Its channels have weights of their own, so many that it is shown by itself. */
+  wide?: boolean;
   /** Its key in a request to a whole model. */
   ref?: string;
   heads: string[];
@@ -44,6 +47,9 @@ export type Place = [number, number, number, number] | null;
 
 /** The name of a head of a layer by the layer's key: `L1H3`, `vision.1 H3`; of a layer that has none, `H3`. */
 export const headName = (ref: string | number, head: number | string) => (/^\d+$/.test(String(ref)) ? `L${ref}H${head}` : `${ref} H${head}`.trim());
+
+/** A layer's key as requests have it: a number where it is one. */
+export const refOf = (ref: string): number | string => (/^\d+$/.test(ref) ? Number(ref) : ref);
 
 /** A head by its name: `L1H3`; of a module, a stack of several or a file's tensor after its name: `tiny-bert.1 H3`. */
 export function headTitle({ layers }: Subject, layer: number, head: number): string {
@@ -81,8 +87,8 @@ export interface Whole {
   /** The model's name and what it read, where the server was asked for this. */
   id?: string;
   input?: Body;
-  /** False for a model that predicts classes, or nothing. */
-  predictsByToken?: boolean;
+  /** What it predicts, where that is known: the token after each or in its place, classes, or nothing. */
+  predicts?: Predictions["predicts"];
   text: string;
   target?: string | null | undefined;
   /** The tokens that it predicts at: the decoder's, of a model with both. */
@@ -129,8 +135,6 @@ export const BUILT_IN = [
 ] as const;
 
 export const DEFAULT_RECORDING = "builtin:cat";
-/** The most cells of one request or reply with the weights of all heads. */
-export const MOST_CELLS = 4_000_000;
 /** The most cells of a head whose weights the page asks for: 256 MiB. */
 export const MOST_HEAD_CELLS = 8192 ** 2;
 

@@ -13,6 +13,7 @@ from attention_client.cli.command_index import PANELS
 from attention_client.cli.commands.request_commands import RequestCommand
 from attention_client.cli.lazy_commands import Listed, command_of, listing
 from attention_client.cli.tables.reply_output import AsJson, Ending
+from attention_client.client import Client
 from attention_contract import operations
 from attention_contract.schemas.costs.sweeps import Dimension
 
@@ -63,6 +64,14 @@ def _looking(_: str | None, fields: Fields, ending: Ending) -> None:
     fields.setdefault("top_k", 3)
     one_by_one = bool((fields.get("select") or {}).get("heads"))
     fields.setdefault("return_weights", ending.whole or ending.plot is not None or one_by_one)
+
+
+def _of_first_layer(client: Client, name: str, fields: Fields) -> str:
+    """Ask for the first layer of a model whose layers have too many matrices to be asked for at once."""
+    first, *others = [each.layer for each in client.models.get(name).layers]
+    fields["layers"] = [first]
+    named = ", ".join(map(str, others[:8])) + (", …" if len(others) > 8 else "")
+    return f"Layer {first} alone: the channels of each layer have weights of their own. --layer takes {named} too."
 
 
 def _swept_unless_paths(_: str | None, fields: Fields, __: Ending) -> None:
@@ -161,7 +170,7 @@ COMMANDS: Final = {
     ),
     "look": RequestCommand(
         "models.weights", operations.model_weights, positional=("text",), chief="", prepare=_looking,
-        forms=_OF_TEXTS,
+        forms=_OF_TEXTS, narrowed=_of_first_layer,
         help="Show what each head of a whole model looks at in a text: statistics and largest weights.\n\n"
         "With --layer and --head, the keys of every token. -o and --json give the weights too, --plot draws them.",
     ),

@@ -24,6 +24,7 @@ from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.invocation import client_of, send
 from attention_client.cli.tables.reply_output import AsJson, Ending, Output, Plot, look_options
 from attention_client.client import Client
+from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.models import default_model_name
 
@@ -107,6 +108,8 @@ class RequestCommand:
     forms: Mapping[str, Form] = field(default_factory=dict)
     prepare: Callable[[str | None, Fields, Ending], None] = lambda name, fields, ending: None
     """Completes the fields of a request for NAME."""
+    narrowed: Callable[[Client, str, Fields], str] | None = None
+    """Chooses a layer for a request about all layers that was refused, and says so."""
     help: str = ""
     """The text of ``--help``; default: the summary of the operation."""
 
@@ -143,7 +146,14 @@ class RequestCommand:
                 with nullcontext() if loaded is None else loading_shown(client, loaded):
                     return send(client, self.call, name, fields)
 
-            ending.answer(ctx, answer, self.chief)
+            try:
+                ending.answer(ctx, answer, self.chief)
+            except InvalidRequest as refused:
+                if self.narrowed is None or name is None or refused.param != "layers" or "layers" in fields:
+                    raise
+                with client_of(ctx) as client:
+                    typer.echo(self.narrowed(client, name, fields), err=True)
+                ending.answer(ctx, answer, self.chief)
 
         with_signature(
             run,

@@ -60,20 +60,29 @@ export function Edit({ subject, layer, head }: SubjectProps) {
   const chip = (text: string, edit: Change, about: string) => (
     <button key={about} type="button" aria-pressed={has(edits, edit)} aria-label={about} onClick={() => toggle(edit)}>{text}</button>
   );
+  const prediction = (at: number) => {
+    const { name: edited, ref } = subject.layers[at];
+    return subject.whole && <Logits of={subject.whole} layer={edited} layerRef={ref ?? layerKey(edited)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />;
+  };
   const rows = () => placed(queries).map((each, i): [string, number] => [each, value?.output.token[i] ?? 0]);
   return (
     <>
       <Controls summary={`${edits.length} ${edits.length === 1 ? "edit" : "edits"}, temperature ${temperature.toFixed(2)}${causal ? ", causal" : ""}`} class="changes">
       {heads.length > 1 && <fieldset class="chips"><legend>Heads</legend>{heads.map((each, i) => chip(each, noHead(i), `Knock out ${each}`))}</fieldset>}
-      <fieldset class="chips"><legend>Tokens</legend>{keys.slice(0, 64).map((each, i) => chip(each, noToken(i), `Hide token ${i} ${each}`))}</fieldset>
-        <Field label="Temperature" hint={temperature.toFixed(2)} type="range" min={-2} max={2} step={0.05} value={Math.log2(temperature)} live set={(each) => go({ temperature: Math.abs(Number(each)) < 0.02 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />
-        <Check label="Hide later keys (causal mask)" value={causal} set={(each) => go({ masked: each ? "1" : "" })} />
+      {!attention.implicit && <fieldset class="chips"><legend>Tokens</legend>{keys.slice(0, 64).map((each, i) => chip(each, noToken(i), `Hide token ${i} ${each}`))}</fieldset>}
+        {!attention.implicit && <Field label="Temperature" hint={temperature.toFixed(2)} type="range" min={-2} max={2} step={0.05} value={Math.log2(temperature)} live set={(each) => go({ temperature: Math.abs(Number(each)) < 0.02 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />}
+        {!attention.implicit && <Check label="Hide later keys (causal mask)" value={causal} set={(each) => go({ masked: each ? "1" : "" })} />}
         <Button disabled={none} onClick={() => go({ edits: "", temperature: "", masked: "" })}>Clear all</Button>
       </Controls>
       {edits.length > 0 && <ul class="small">{edits.map((each, i) => <li key={i}><code>{describeEdit(each, { heads, queries, keys })}</code> <Button class="quiet" aria-label={`Remove ${describeEdit(each, { heads, queries, keys })}`} onClick={() => toggle(each)}>Remove</Button></li>)}</ul>}
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the attention of ${name}`} />}
-      {!value && !problem && !busy && <p>This attention {fits ? notComputed(subject, layer) : `has more than ${MOST_TOKENS.edit} tokens.`}</p>}
+      {!value && !problem && !busy && (
+        <>
+          <p>This attention {fits ? notComputed(subject, layer) : `has more than ${MOST_TOKENS.edit} tokens.`}{subject.whole?.id && none ? " Knock out a head above to see the change of the prediction." : ""}</p>
+          {subject.whole?.id && !none && prediction(layer)}
+        </>
+      )}
       {value?.none && (
         <figure aria-busy={busy}>
           <p>Nothing is changed yet. Knock out a head or a token above, or click a cell of the weights to hide that key from that query: <Button onClick={() => toggle(noHead(shown.head))}>Take {label} away</Button></p>
@@ -83,7 +92,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       )}
       {value && !value.none && (
         <div aria-busy={busy}>
-          {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[shown.layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
+          {prediction(shown.layer)}
           <FactList facts={[["change of the whole output", effect(value.output.whole)], ["largest change of a token's output", effect(Math.max(...value.output.token))]]} />
           <Export of={{ name: "edit", scene: () => heatScene(value.less, { theme, title: `${label}: edited less unedited`, queries, keys, signed: true }), rows: () => matrixRows(value.after, queries, keys), json: () => ({ edits, temperature, causal, output: value.output, weights: Array.from(value.after.data) }) }} />
           <div class="side">

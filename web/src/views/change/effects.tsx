@@ -40,8 +40,8 @@ const PREDICTION = "prediction";
 const PATHS = "paths";
 
 /** The choices of a sweep. */
-const optionsOf = (many: boolean, predicts: boolean): [string, string][] => [
-  ...(predicts ? [[PREDICTION, "the heads of all layers: the change of the prediction"], [PATHS, "paths from the heads of this layer: the change of the prediction"]] as [string, string][] : []),
+const optionsOf = (many: boolean, predicts: boolean, wide = false): [string, string][] => [
+  ...(predicts ? [[PREDICTION, `the heads of ${wide ? "this layer" : "all layers"}: the change of the prediction`], ...(wide ? [] : [[PATHS, "paths from the heads of this layer: the change of the prediction"]])] as [string, string][] : []),
   ...Object.entries(SWEEPS).filter(([each]) => many || each !== "layers").map(([each, { label }]): [string, string] => [each, `${label}${predicts ? ": the change of the attention's output" : ""}`]),
 ];
 
@@ -51,7 +51,7 @@ export function Effects(props: SubjectProps) {
   const { whole, layers } = subject;
   const predicts = Boolean(whole?.id && whole.input && models?.find(({ id }) => id === whole.id)?.predicts);
   if (!predicts || !whole?.id || (params.over !== undefined && params.over !== PREDICTION && params.over !== PATHS)) return <OfOutput {...props} predicts={predicts} />;
-  const { ref = "", queries, keys } = layers[layer];
+  const { ref = "", queries, keys, wide = false } = layers[layer];
   const { edits, temperature, causal } = readChanges(params);
   const held = wholeEdits(edits, temperature, causal, queries.length, keys.length);
   const open = (wanted: string, head: number) => {
@@ -61,12 +61,12 @@ export function Effects(props: SubjectProps) {
   const along = params.over === PATHS;
   return (
     <>
-      <Controls summary={along ? "paths" : "the heads of all layers"}><Choice wide label="Knock out in turn" value={along ? PATHS : PREDICTION} set={(over) => go({ over: over === PREDICTION ? "" : over })} options={optionsOf(layers.length > 1, true)} /></Controls>
+      <Controls summary={along ? "paths" : wide ? "the heads of this layer" : "the heads of all layers"}><Choice wide label="Knock out in turn" value={along ? PATHS : PREDICTION} set={(over) => go({ over: over === PREDICTION ? "" : over })} options={optionsOf(layers.length > 1, true, wide)} /></Controls>
       {!along && held.length > 0 && <p class="small">On top of the edits of {layers[layer].name}. <Button class="quiet" onClick={() => go({ edits: "", temperature: "", masked: "" })}>Clear them</Button></p>}
       {whole.tokens > MOST_TOKENS.effects
         ? <p>This text has more than {MOST_TOKENS.effects} tokens.</p>
         : along ? <PathEffects model={whole.id} input={{ ...whole.input }} layerRef={ref} later={layers.slice(layer + 1).map((each) => each.ref ?? "")} pick={open} />
-        : <HeadEffects model={whole.id} input={{ ...whole.input, ...(held.length ? { edits: { [ref]: held } } : {}) }} layerRef={ref} pick={open} about="Click a cell (or press Enter on it) to see its edit under Edit." />}
+        : <HeadEffects model={whole.id} input={{ ...whole.input, ...(held.length ? { edits: { [ref]: held } } : {}) }} layerRef={ref} alone={wide} pick={open} about="Click a cell (or press Enter on it) to see its edit under Edit." />}
     </>
   );
 }

@@ -67,8 +67,8 @@ interface Prompted {
   encoder_labels?: ModelLabels;
 }
 
-/** The layers that see each token that comes: those of encoders read before. */
-const decoding = ({ layers }: ModelInfo) => layers.filter(({ layer }) => !/^(encoder|vision)\./.test(String(layer)));
+/** The attentions that see each token that comes: those of encoders read before, and a running state is not told token by token. */
+const decoding = ({ layers }: ModelInfo) => layers.filter(({ layer, kind = "attention" }) => kind === "attention" && !/^(encoder|vision)\./.test(String(layer)));
 
 export function Generation({ model }: { model: ModelInfo }) {
   const { params, go, theme, announce, refreshModels } = usePage();
@@ -109,19 +109,22 @@ export function Generation({ model }: { model: ModelInfo }) {
   const generate = async (most: number) => {
     const ending = new AbortController();
     const written = draft.trim() ? draft : text;
-    const body = { model: model.id, prompt: written, max_tokens: most, temperature, ...(temperature ? { seed } : {}), logprobs: 5, attention: { statistics: [], top_k: TOP_KEYS, edits } };
-    const request: ApiRequest = { method: "POST", path: "v1/completions", body };
     setStop(ending);
     setProblem(null);
     point(null);
     try {
       const { labels: prompt, encoder_labels: read } = here && written === text ? here.reply : (await callTensors<Prompted>(path, { text: written, top_k: 0 })).reply;
+      const known = model.layers.length ? model : (await refreshModels()).find(({ id }) => id === model.id);
+      const attention = known && decoding(known).length ? { attention: { statistics: [], top_k: TOP_KEYS, edits } } : {};
+      const body = { model: model.id, prompt: written, max_tokens: most, temperature, ...(temperature ? { seed } : {}), logprobs: 5, ...attention };
+      const request: ApiRequest = { method: "POST", path: "v1/completions", body };
       let made: Run = { key: JSON.stringify([JSON.stringify([model.id, written, edits]), temperature, temperature ? seed : 0]), came: [], prompt, read, edits, request };
       setRun((lastRun = made));
       try {
         for await (const { choices: [choice] } of events<CompletionChunk>("v1/completions", body, ending.signal)) {
           const { logprobs } = choice;
-          const more = (choice.attention ?? []).map((of, i): Came => ({ of, logprob: logprobs?.token_logprobs[i] ?? NaN, likeliest: Object.entries(logprobs?.top_logprobs[i] ?? {}) }));
+          const tokens: GeneratedToken[] = choice.attention ?? logprobs?.tokens.map((token, i) => ({ position: prompt.tokens.length + made.came.length + i, token, id: -1, layers: [] })) ?? [];
+          const more = tokens.map((of, i): Came => ({ of, logprob: logprobs?.token_logprobs[i] ?? NaN, likeliest: Object.entries(logprobs?.top_logprobs[i] ?? {}) }));
           made = { ...made, came: [...made.came, ...more] };
           setRun((lastRun = made));
         }
@@ -229,7 +232,7 @@ function Came({ run, refs, layer, head, pointed, point, busy }: CameProps) {
   const keysOf = (ref: string) => (ref.startsWith("cross.") ? read : all);
   const clicked = integer(params.token, came.length - 1, 0, Math.max(0, came.length - 1)); // the last at first
   // A request names no tokens of a decoder behind an encoder.
-  const shown = !run.read && SHOWN.some(([each]) => each === params.show) ? (params.show ?? "") : "";
+  const shown = !run.read && refs.length && SHOWN.some(([each]) => each === params.show) ? (params.show ?? "") : "";
   // What is asked of the server waits for a click; what came with a token follows the pointer.
   const own = pointed !== null && pointed < came.length && !shown ? pointed : clicked;
   const chosen = came.at(own);
@@ -263,21 +266,25 @@ function Came({ run, refs, layer, head, pointed, point, busy }: CameProps) {
         })}
         {busy && <span class="hint"> …</span>}
       </p>
-      {chosen && !busy && !run.read && <div class="fields"><Choice wide label={`Of ${shownToken(chosen.of.token)} show`} value={shown} set={(each) => go({ show: each })} options={SHOWN} /></div>}
+      {chosen && !busy && !run.read && refs.length > 0 && <div class="fields"><Choice wide label={`Of ${shownToken(chosen.of.token)} show`} value={shown} set={(each) => go({ show: each })} options={SHOWN} /></div>}
       {chosen && !busy && shown === "depends" && <DependsOn model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} at={all[prompt.length + own - 1]} named={(id) => (id === chosen.of.id ? shownToken(chosen.of.token) : undefined)} pick={(row, i) => go({ layer: row, head: i })} />}
       {chosen && !busy && shown === "heads" && <HeadEffects model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} layerRef={layerRef} pick={(ref, i) => go({ layer: refs.indexOf(ref), head: i })} about="Click a cell to see the heads of its layer." />}
       {chosen && (busy || !shown) && (
         <>
-          <p class="small">To choose <code>{shownToken(chosen.of.token)}</code>, with probability {precise(Math.exp(chosen.logprob), 3)} at temperature 1, {name} looked from the token before it at those that are marked. Point at another token that came to see what chose it, and click to keep it; each head's {TOP_KEYS} largest weights are kept.</p>
-          <Table caption={`The strongest key of each head for ${shownToken(chosen.of.token)}`} rows={chosen.of.layers} columns={[
-            { head: "layer", header: true, cell: (each) => String(each.layer) },
-            ...chosen.of.layers.reduce<number[]>((longest, { top_keys: { keys } }) => (keys.length > longest.length ? keys.map((_, i) => i) : longest), []).map((i) => ({
-              head: `H${i}`,
-              cell: ({ layer: each, top_keys: { keys, weights: shares } }: GeneratedToken["layers"][number]) => i < keys.length && <Button class="quiet" aria-label={`${headName(String(each), i)}: ${keysOf(String(each))[keys[i][0]]} ${shares[i][0].toFixed(2)}`} aria-pressed={String(each) === layerRef && i === head} onClick={() => go({ layer: refs.indexOf(String(each)), head: i }, "replace")}>{keysOf(String(each))[keys[i][0]]} {shares[i][0].toFixed(2)}</Button>,
-            })),
-          ]} />
+          {refs.length > 0 ? (
+            <>
+              <p class="small">To choose <code>{shownToken(chosen.of.token)}</code>, with probability {precise(Math.exp(chosen.logprob), 3)} at temperature 1, {name} looked from the token before it at those that are marked. Point at another token that came to see what chose it, and click to keep it; each head's {TOP_KEYS} largest weights are kept.</p>
+              <Table caption={`The strongest key of each head for ${shownToken(chosen.of.token)}`} rows={chosen.of.layers} columns={[
+                { head: "layer", header: true, cell: (each) => String(each.layer) },
+                ...chosen.of.layers.reduce<number[]>((longest, { top_keys: { keys } }) => (keys.length > longest.length ? keys.map((_, i) => i) : longest), []).map((i) => ({
+                  head: `H${i}`,
+                  cell: ({ layer: each, top_keys: { keys, weights: shares } }: GeneratedToken["layers"][number]) => i < keys.length && <Button class="quiet" aria-label={`${headName(String(each), i)}: ${keysOf(String(each))[keys[i][0]]} ${shares[i][0].toFixed(2)}`} aria-pressed={String(each) === layerRef && i === head} onClick={() => go({ layer: refs.indexOf(String(each)), head: i }, "replace")}>{keysOf(String(each))[keys[i][0]]} {shares[i][0].toFixed(2)}</Button>,
+                })),
+              ]} />
+            </>
+          ) : <p class="small">The layers of this model mix tokens by a running state, so that no head looks at a token. Click a token to see what stood beside it.</p>}
           <Table caption={`The likeliest tokens in the place of ${shownToken(chosen.of.token)}, at temperature 1`} rows={chosen.likeliest} columns={[{ head: "token", header: true, cell: ([token]) => shownToken(token) }, { head: "probability", number: true, cell: ([, logprob]) => precise(Math.exp(logprob), 3) }]} />
-          {!busy && <Export of={{ name: "generation", scene: () => heatScene(drawn(), { theme, title: `${name}: what chose each token`, queries, keys }), rows: () => [["token", ...keys], ...queries.map((each, i) => [each, ...Array.from(row(drawn(), i))])], json: () => ({ request: run.request.body, prompt, tokens: came }) }} />}
+          {!busy && refs.length > 0 && <Export of={{ name: "generation", scene: () => heatScene(drawn(), { theme, title: `${name}: what chose each token`, queries, keys }), rows: () => [["token", ...keys], ...queries.map((each, i) => [each, ...Array.from(row(drawn(), i))])], json: () => ({ request: run.request.body, prompt, tokens: came }) }} />}
         </>
       )}
     </section>

@@ -7,7 +7,7 @@ import { barScene, heatScene } from "../../drawing/drawings";
 import { effect, precise, real, settled } from "../../numbers/format";
 import { matrix, matrixRows } from "../../numbers/matrix";
 import { shownToken } from "../../subjects/model_subject";
-import { headName } from "../../subjects/subject";
+import { headName, refOf } from "../../subjects/subject";
 import type { Body } from "../../server/tensors";
 import type { EffectsReply } from "../../server/types";
 import { Controls } from "../../parts/controls";
@@ -22,6 +22,8 @@ interface HeadEffectsProps {
   of?: Body;
   /** The key of the layer whose heads are told one by one. */
   layerRef: string;
+  /** True for the heads of that layer alone: all layers have too many. */
+  alone?: boolean;
   /** A head was chosen. */
   pick: (layerRef: string, head: number) => void;
   /** What a click on a head does. */
@@ -45,13 +47,13 @@ export async function effectsOnPrediction({ method, path, body }: ApiRequest, si
   return made;
 }
 
-export function HeadEffects({ model, input, of, layerRef, pick, about }: HeadEffectsProps) {
+export function HeadEffects({ model, input, of, layerRef, alone = false, pick, about }: HeadEffectsProps) {
   const { params, go, theme } = usePage();
-  const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(model)}/effects`, body: { ...input, ...(of ? { of } : {}), sweep: { tap: "context", set: 0, over: ["layers", "heads"] } } };
+  const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(model)}/effects`, body: { ...input, ...(of ? { of } : {}), ...(alone ? { layers: [refOf(layerRef)] } : {}), sweep: { tap: "context", set: 0, over: ["layers", "heads"] } } };
   const key = JSON.stringify(request);
   const { value, problem, busy } = useLoaded(key, async (signal) => ({ key, request, reply: await effectsOnPrediction(request, signal) }));
   if (problem) return <ProblemBox problem={problem} />;
-  if (!value) return <Waiting what="Asking the server for the effect of each head of all layers" />;
+  if (!value) return <Waiting what="Asking the server for the effect of each head" />;
   const { swept: { layers: refs = [], heads: swept = [] }, baseline, effects, token_names: [token = ""] = [] } = value.reply;
   const log = `log p(${shownToken(token)})`;
   const measures: [string, string][] = [["value", `${log} lost without the head`], ...(effects.divergence ? [["divergence", "divergence of the prediction, nats"] as [string, string]] : [])];

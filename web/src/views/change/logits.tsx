@@ -40,7 +40,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
   const [asked, ask] = useState("");
   const { value: model } = useLoaded(of.model, async () => ({ id: of.id ?? named(of.model, (await call<{ data: ModelInfo[] }>("GET", "v1/models")).data) }));
   const positions = Array.from({ length: tokens }, (_, at) => at);
-  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", ...(of.predictsByToken === false ? {} : { positions }) };
+  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", ...(of.predicts === null || of.predicts === "class" ? {} : { positions }) };
   const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(model?.id ?? "")}/forward`, body };
   const key = JSON.stringify(request);
   const fits = tokens <= MOST_TOKENS.logits;

@@ -6,7 +6,7 @@ import { heatScene } from "../../drawing/drawings";
 import { effect, real, settled } from "../../numbers/format";
 import { matrix, matrixRows } from "../../numbers/matrix";
 import { shownToken } from "../../subjects/model_subject";
-import { headName } from "../../subjects/subject";
+import { headName, refOf } from "../../subjects/subject";
 import type { Body } from "../../server/tensors";
 import type { PathEnd } from "../../server/types";
 import { Controls } from "../../parts/controls";
@@ -26,7 +26,6 @@ interface PathEffectsProps {
 
 const ENDS: [string, string][] = [["k", "keys of a later layer"], ["q", "queries of a later layer"], ["v", "values of a later layer"], ["others", "MLPs and logits"]];
 const AXES: [string, string] = ["from", "to"];
-const refOf = (ref: string) => (/^\d+$/.test(ref) ? Number(ref) : ref);
 
 /** A component in a few letters. */
 function endName({ part, layer, head }: PathEnd): string {

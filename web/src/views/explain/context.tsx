@@ -21,18 +21,22 @@ interface Measure {
   label: string;
   about: string;
   signed: boolean;
+  /** True for layers that have it; all have one without this. */
+  able?: (layers: ModelInfo["layers"]) => boolean;
   /** Numbers of sources × sentences. */
   of: (reply: ContextReply) => number[][];
 }
 
 const less = (of: number[][] | undefined) => (of ?? []).map((row) => row.map((each) => -each));
+const attends = ({ kind = "attention" }: ModelInfo["layers"][number]) => kind === "attention";
 const MEASURES: Record<string, Measure> = {
-  hidden: { label: "loss without it", about: "What log p of the sentence loses where no layer sees the source. Orange: the sentence needs it; blue: it would be likelier without.", signed: true, of: ({ ablation }) => less(ablation?.hidden) },
+  hidden: { label: "loss without it", about: "What log p of the sentence loses where no layer sees the source. Orange: the sentence needs it; blue: it would be likelier without.", able: (layers) => layers.every(attends), signed: true, of: ({ ablation }) => less(ablation?.hidden) },
   removed: { label: "loss if left out", about: "What log p of the sentence loses where the source is left out of the prompt, and all behind it moves up.", signed: true, of: ({ ablation }) => less(ablation?.removed) },
-  attention: { label: "attention", about: "The share of attention that the source has, over all heads and the tokens of the sentence.", signed: false, of: ({ attention = [] }) => attention },
+  attention: { label: "attention", about: "The share of attention that the source has, over all heads and the tokens of the sentence.", able: (layers) => layers.some(attends), signed: false, of: ({ attention = [] }) => attention },
   gradient: { label: "gradient · embedding", about: "Gradient · embedding of log p of the sentence, summed over the tokens of the source. Orange makes the sentence likelier.", signed: true, of: ({ gradient = [] }) => gradient },
 };
-const RETURNED = Object.keys(MEASURES);
+/** The measures of a model: those that its layers have, once they are known. */
+const measuresOf = ({ layers }: ModelInfo) => Object.keys(MEASURES).filter((name) => !layers.length || MEASURES[name].able?.(layers) !== false);
 
 const writes = ({ takes, generates }: ModelInfo) => takes.includes("text") && generates;
 
@@ -45,11 +49,12 @@ function Asked({ model }: { model: ModelInfo }) {
   const [answer, writeAnswer] = useState(params.answer ?? "");
   useEffect(() => write(prompt), [prompt]);
   useEffect(() => writeAnswer(params.answer ?? ""), [params.answer]);
-  const body = { text: prompt, return: RETURNED, heads: 0, ...(params.answer ? { answer: params.answer } : { max_tokens: MOST_NEW }) };
+  const body = { text: prompt, return: measuresOf(model), heads: 0, ...(params.answer ? { answer: params.answer } : { max_tokens: MOST_NEW }) };
   const request: ApiRequest & { body: object } = { method: "POST", path: `v1/models/${encodeURIComponent(model.id)}/context`, body };
   const { value, problem, busy } = useLoaded(JSON.stringify(request), async (signal) => {
-    const reply = await call<ContextReply>(request.method, request.path, request.body, signal);
-    if (model.state !== "resident") void refreshModels();
+    // Its layers are known once it is loaded, and what can be asked with them.
+    const ended = () => { if (model.state !== "resident") void refreshModels(); };
+    const reply = await call<ContextReply>(request.method, request.path, request.body, signal).finally(ended);
     return { reply, request };
   });
   return (
@@ -81,7 +86,9 @@ function pieces({ prompt, sources }: ContextReply): { text: string; source: numb
 
 function Highlights({ of, request }: { of: ContextReply; request: ApiRequest }) {
   const { params, go, theme } = usePage();
-  const chosen = params.measure && params.measure in MEASURES ? params.measure : "hidden";
+  const measures = Object.entries(MEASURES).filter(([, each]) => each.of(of).length);
+  const first = measures[0][0];
+  const chosen = measures.some(([each]) => each === params.measure) ? (params.measure ?? first) : first;
   const { label, about, signed, of: numbers } = MEASURES[chosen];
   const part = integer(params.part, 0, 0, Math.max(0, of.answer.length - 1));
   if (!of.answer.length) return <p>The answer has no sentence.</p>;
@@ -93,7 +100,7 @@ function Highlights({ of, request }: { of: ContextReply; request: ApiRequest }) 
   const all = matrix(sources.length, sentences.length, Float32Array.from(numbers(of).flat()));
   return (
     <>
-      <div class="fields"><Choice label="Highlight by" value={chosen} set={(each) => go({ measure: each === "hidden" ? "" : each })} options={Object.entries(MEASURES).map(([each, measure]) => [each, measure.label] as const)} /></div>
+      <div class="fields"><Choice label="Highlight by" value={chosen} set={(each) => go({ measure: each === first ? "" : each })} options={measures.map(([each, measure]) => [each, measure.label] as const)} /></div>
       <p class="highlights">{pieces(of).map(({ text, source }, i) => (source === null ? text : <mark key={i} style={paint(theme, values[source], most, signed)} title={`${of.sources[source].name}: ${precise(values[source])}`} class={source === best ? "best" : undefined}>{text}</mark>))}</p>
       <p class="highlights sentences" role="group" aria-label={of.generated ? "The answer that the model wrote" : "The answer"}>
         {of.answer.map(({ text }, i) => <button key={i} type="button" aria-pressed={i === part} onClick={() => go({ part: i || "" })}>{text.trim() || "␣"}</button>)}
@@ -109,7 +116,7 @@ function Highlights({ of, request }: { of: ContextReply; request: ApiRequest }) 
       <Table caption={`The sources of “${sentences[part]}”`} rows={of.sources} columns={[
         { head: "source", header: true, cell: ({ name }) => name },
         { head: "text", cell: ({ text }) => <span class="wrap">{clip(text.trim(), 90)}</span> },
-        ...Object.values(MEASURES).map((measure) => ({ head: measure.label, title: measure.about, number: true, cell: (_: unknown, i: number) => precise(measure.of(of)[i]?.[part] ?? NaN) })),
+        ...measures.map(([, measure]) => ({ head: measure.label, title: measure.about, number: true, cell: (_: unknown, i: number) => precise(measure.of(of)[i]?.[part] ?? NaN) })),
       ]} />
       <Commands calls={[request]} />
     </>

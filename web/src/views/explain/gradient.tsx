@@ -14,7 +14,7 @@ import type { Matrix } from "../../numbers/matrix";
 import { matrixRows } from "../../numbers/matrix";
 import { shownToken } from "../../subjects/model_subject";
 import { integer } from "../../page/state";
-import { headTitle, notComputed, parsed, subjectKey } from "../../subjects/subject";
+import { headTitle, notComputed, parsed, refOf, subjectKey } from "../../subjects/subject";
 import type { Subject, SubjectProps } from "../../subjects/subject";
 import type { Body, Tensor } from "../../server/tensors";
 import type { Predictions, Ran } from "../../server/types";
@@ -78,7 +78,7 @@ interface Gradients {
 async function ofPrediction(subject: Subject, layer: number, of: Body, crop: number, signal: AbortSignal): Promise<Gradients> {
   const { whole, layers } = subject;
   const { ref = "", heads, queries, keys } = layers[layer];
-  const body: Body = { ...whole?.input, of, layers: [/^\d+$/.test(ref) ? Number(ref) : ref], wrt: ["weights"] };
+  const body: Body = { ...whole?.input, of, layers: [refOf(ref)], wrt: ["weights"] };
   const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(whole?.id ?? "")}/gradients`, body };
   const [{ tensors }, ...own] = await Promise.all([callTensors(request.path, body, signal), ...heads.map((_, head) => subject.weights(layer, head))]);
   const cells = queries.length * keys.length;
@@ -141,9 +141,9 @@ export function Gradient(props: SubjectProps) {
   const at = integer(params.at, (whole?.tokens ?? 1) - 1, 0, (whole?.tokens ?? 1) - 1);
   const id = whole?.id;
   const input = whole?.input;
-  const reads = input !== undefined && ("text" in input || "audio" in input) && whole?.predictsByToken !== false; // else the model says what has a class
+  const reads = input !== undefined && ("text" in input || "audio" in input) && whole?.predicts !== "class"; // else the model says what has a class
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${at}`, async (signal) => {
-    if (!id || !input) return { prediction: null };
+    if (!id || !input || whole.predicts === null) return { prediction: null };
     const body = { ...input, top_k: LIKELIEST, ...(reads ? { positions: [at] } : {}) };
     return { prediction: await call<Predictions>("POST", `v1/models/${encodeURIComponent(id)}/forward`, body, signal) };
   });

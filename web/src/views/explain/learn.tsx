@@ -6,6 +6,7 @@ import { useLoaded, usePage } from "../../page/context";
 import { Controls } from "../../parts/controls";
 import { barScene } from "../../drawing/drawings";
 import { placed, precise, real } from "../../numbers/format";
+import { row } from "../../numbers/matrix";
 import { forwardOf } from "../../subjects/live";
 import { firstLooking } from "../../parts/patches";
 import { decimal, integer } from "../../page/state";
@@ -35,7 +36,34 @@ function partsOf(spec: Spec | undefined): [string, Named][] {
   return parts;
 }
 
-export function Learn({ subject, layer, head }: SubjectProps) {
+export const Learn = (props: SubjectProps) => (props.subject.layers[props.layer].implicit ? <RunningState {...props} /> : <Softmax {...props} />);
+
+/** A layer without a softmax: its state, its implicit weights, and those of one query. */
+function RunningState({ subject, layer, head }: SubjectProps) {
+  const { params, go, theme } = usePage();
+  const { queries, keys, heads } = subject.layers[layer];
+  const query = integer(params.query, firstLooking(subject.layers[layer]), 0, queries.length - 1);
+  const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, () => subject.weights(layer, head));
+  return (
+    <>
+      <Controls summary={`query ${query} ${queries[query]}`}>
+        <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i) => [String(i), `${i} ${each}`])} />
+      </Controls>
+      <div class="learn">
+        <ol class="steps">
+          <li>The layer keeps a state S that stands for all tokens so far. There is no score of each pair of tokens, and no softmax.</li>
+          <li>Each token changes the state: a gate A fades or corrects what is there, and the token writes its value v under its key k. <Formula label="S of t is A of t times S of t minus 1, plus k of t times v of t"><Sub of="S" at="t" /><mo>=</mo><Sub of="A" at="t" /><msub><mi>S</mi><mrow><mi>t</mi><mo>−</mo><mn>1</mn></mrow></msub><mo>+</mo><Sub of="k" at="t" /><msup><Sub of="v" at="t" /><mi>T</mi></msup></Formula> A state-space layer calls k and q B and C.</li>
+          <li>A query reads the state. <Formula label="o of t is q of t times S of t"><Sub of="o" at="t" /><mo>=</mo><msup><Sub of="q" at="t" /><mi>T</mi></msup><Sub of="S" at="t" /></Formula></li>
+          <li>Written out, the output is a sum of the values again, with implicit weights. <Formula label="o of i is the sum over j up to i of M of i j times v of j, with M of i j q of i times A of i to A of j plus 1 times k of j"><Sub of="o" at="i" /><mo>=</mo><munder><mo>∑</mo><mrow><mi>j</mi><mo>≤</mo><mi>i</mi></mrow></munder><Sub of="M" at="ij" /><Sub of="v" at="j" /><mo>,</mo><Sub of="M" at="ij" /><mo>=</mo><msup><Sub of="q" at="i" /><mi>T</mi></msup><Sub of="A" at="i" /><mo>⋯</mo><Sub of="A" at="j+1" /><Sub of="k" at="j" /></Formula> They may be negative, and do not sum to one.</li>
+        </ol>
+        <ProblemBox problem={problem} />
+        {value && <Drawing fit scene={barScene({ theme, title: `implicit weights of ${queries[query]}, ${heads[head]}`, labels: placed(keys), values: Array.from(row(value, query)), signed: true })} />}
+      </div>
+    </>
+  );
+}
+
+function Softmax({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const attention = subject.layers[layer];
   const wanted = integer(params.query, firstLooking(attention), 0, attention.queries.length - 1);

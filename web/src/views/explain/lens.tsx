@@ -9,7 +9,7 @@ import { precise } from "../../numbers/format";
 import { matrix } from "../../numbers/matrix";
 import { integer } from "../../page/state";
 import { shownToken } from "../../subjects/model_subject";
-import { subjectKey } from "../../subjects/subject";
+import { refOf, subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
 import type { LensReply } from "../../server/types";
 import { FittedLenses } from "./fitted_lenses";
@@ -122,7 +122,7 @@ interface HeadsProps {
 /** What each head of a layer adds to the logits at one token, and to that of the model's own prediction. */
 function Heads({ id, input, layer, place, target, named }: HeadsProps) {
   const { go } = usePage();
-  const sent = request(id, { ...input, of: ["heads"], layers: [/^\d+$/.test(layer.ref) ? Number(layer.ref) : layer.ref], positions: [place], top_k: LIKELIEST, targets: [target] });
+  const sent = request(id, { ...input, of: ["heads"], layers: [refOf(layer.ref)], positions: [place], top_k: LIKELIEST, targets: [target] });
   const { value, problem, busy } = useLoaded(JSON.stringify(sent.body), (signal) => call<LensReply>(sent.method, sent.path, sent.body, signal));
   const heads = value?.layers[0].heads;
   if (problem) return <ProblemBox problem={problem} />;

@@ -6,13 +6,13 @@ import { useLoaded, usePage } from "../../page/context";
 import { Controls } from "../../parts/controls";
 import { barScene, heatScene } from "../../drawing/drawings";
 import { placed, whole } from "../../numbers/format";
-import { MOST_TOKENS } from "../../page/limits";
+import { MOST_TOKENS, mostOfRollout } from "../../page/limits";
 import { HeatMap } from "../../parts/heatmap";
 import { allWeights, attributionOf } from "../../subjects/live";
 import { matrix, matrixRows, row } from "../../numbers/matrix";
 import { Patches, firstLooking } from "../../parts/patches";
 import { decimal, integer } from "../../page/state";
-import { IMPLICIT, MOST_CELLS, notComputed, subjectKey } from "../../subjects/subject";
+import { IMPLICIT, notComputed, subjectKey } from "../../subjects/subject";
 import type { Layer, Subject, SubjectProps } from "../../subjects/subject";
 import { stacked } from "../../server/tensors";
 import type { Body, Tensor } from "../../server/tensors";
@@ -33,8 +33,6 @@ const COMBINED: [string, string][] = [["mean", "mean"], ["max", "largest"], ["mi
 /** The weights of the layers, or what is accumulated of them: `[layer, head, query, key]` or `[layer, query, key]`. */
 async function inputs(subject: Subject, layers: number[], method: string, sequence: number): Promise<Tensor> {
   if (method !== "relevance") {
-    const cells = layers.reduce((sum, i) => sum + subject.layers[i].heads.length * subject.layers[i].queries.length ** 2, 0);
-    if (cells > MOST_CELLS) throw new Problem({ title: "These are too many weights to send", detail: `They are ${whole(cells)}; the page sends up to ${whole(MOST_CELLS)}: of these layers those of ${Math.floor(subject.layers[layers[0]].queries.length * Math.sqrt(MOST_CELLS / cells))} tokens. Choose fewer layers or a shorter text. The server traces a stored recording by itself: attention record … --post.` });
     return stacked(await Promise.all(layers.map((i) => allWeights(subject, [i]))));
   }
   const made = await Promise.all(layers.map(async (i) => {
@@ -52,9 +50,12 @@ export function Rollout({ subject }: SubjectProps) {
   const first = subject.layers.find((each) => stackOf(each) === stack) ?? subject.layers[0];
   const usable = subject.layers.map((each, i) => ({ each, i })).filter(({ each }) => stackOf(each) === stack && !each.name.endsWith(".cross") && each.queries.length === each.keys.length && each.queries.length === first.queries.length && each.heads.length === first.heads.length);
   const upto = integer(params.upto, usable.length, 1, usable.length);
-  const fits = first.queries.length <= MOST_TOKENS.rollout && usable.length > 0;
   const { queries } = first;
   const method = params.method && params.method in METHODS ? params.method : "rollout";
+  const relevant = method === "relevance"; // the server sums over the heads of each layer
+  // Else a stored recording stays at the server, which has its weights.
+  const most = subject.recording && !relevant ? MOST_TOKENS.rollout : mostOfRollout(relevant ? upto : usable.slice(0, upto).reduce((sum, { each }) => sum + each.heads.length, 0));
+  const fits = first.queries.length <= most && usable.length > 0;
   const query = integer(params.query, firstLooking(first), 0, queries.length - 1);
   const asks = method === "flow" && queries.length > MOST_FLOWS ? { queries: [query] } : {};
   const shared: Body = { combine: params.combine ?? "mean", residual: decimal(params.residual, 0.5, 0, 1), discard: decimal(params.discard, 0, 0, 0.95) };
@@ -70,7 +71,7 @@ export function Rollout({ subject }: SubjectProps) {
   });
   const implicit = subject.layers.filter((each) => each.implicit && (stackOf(each) === stack || stack === "layers"));
   if (implicit.length) return <p>{METHODS[method].label[0].toUpperCase() + METHODS[method].label.slice(1)} follows the shares of attention through every layer. {implicit.map(({ name }) => name).join(", ")} {implicit.length > 1 ? "have none" : "has none"}: {IMPLICIT[0].toLowerCase() + IMPLICIT.slice(1)}</p>;
-  if (!fits) return <p>Rollout needs self-attention of at most {MOST_TOKENS.rollout} tokens.</p>;
+  if (!usable.length) return <p>Rollout needs layers whose queries and keys are the same tokens.</p>;
   const title = `${METHODS[method].label} over ${upto} of ${usable.length} layers`;
   const of = value?.of;
   const rows = of?.rows === 1 ? [queries[query]] : queries;
@@ -90,7 +91,8 @@ export function Rollout({ subject }: SubjectProps) {
         {method !== "relevance" && share("discard", 0, 0.95, "Leave out the smallest")}
       </Controls>
       <ProblemBox problem={problem} />
-      {!value && busy && <Waiting what={`Asking the server for the ${METHODS[method].label} over ${upto} layers`} />}
+      {!fits && <p>The text has {queries.length} tokens. Of {upto === usable.length ? "these" : `the first ${upto}`} layers the page sends all weights of up to {most} tokens: take fewer layers, or a shorter text. The server follows a stored recording of up to {whole(MOST_TOKENS.rollout)} tokens by itself: <code>attention record … --post</code>.</p>}
+      {!value && busy && fits && <Waiting what={`Asking the server for the ${METHODS[method].label} over ${upto} layers`} />}
       {value && of?.columns === queries.length && (
         <div aria-busy={busy}>
           <Export of={{ name: method, scene: () => heatScene(of, { theme, title, queries: rows, keys: queries }), rows: () => matrixRows(of, rows, queries), json: () => ({ ...body, layers: upto, tokens: queries, values: rows.map((_, i) => Array.from(row(of, i))) }) }} />

@@ -7,7 +7,7 @@ import { RANGES, heatScene, usualRange } from "../../drawing/drawings";
 import type { Range } from "../../drawing/drawings";
 import { real } from "../../numbers/format";
 import { HeatMap } from "../../parts/heatmap";
-import { marginals, matrix, matrixRows, row, statistics, statisticsOf } from "../../numbers/matrix";
+import { marginals, matrix, matrixRows, row, statistics, shownStatistics } from "../../numbers/matrix";
 import type { Zoom } from "../../drawing/painter";
 import { useNowhere } from "../../drawing/pointed";
 import { decimal, integer } from "../../page/state";
@@ -77,7 +77,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
       {!lines && !of.signed && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
       {of.signed && <p class="small">{IMPLICIT} The statistics are of the shares |w| / Σ|w|.</p>}
       <h3>Statistics</h3>
-      <FactList facts={statisticsOf(subject.counting).map(([each, label]) => [label, real(own[each])])} />
+      <FactList facts={shownStatistics(subject.counting).map(([each, label, about]) => [label, real(own[each]), about])} />
       <Commands calls={[call]} />
     </div>
   );

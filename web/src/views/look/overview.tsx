@@ -7,7 +7,7 @@ import { Controls, useNarrow } from "../../parts/controls";
 import { RANGES, usualRange } from "../../drawing/drawings";
 import type { Range } from "../../drawing/drawings";
 import { clip, real } from "../../numbers/format";
-import { largestShared, matrix, pooled, statistics, statisticsOf } from "../../numbers/matrix";
+import { largestShared, matrix, pooled, shownStatistics, statistics } from "../../numbers/matrix";
 import type { Matrix, Statistics } from "../../numbers/matrix";
 import type { Cell } from "../../drawing/painter";
 import { IMPLICIT, MOST_HEAD_CELLS, headName, headTitle, subjectKey } from "../../subjects/subject";
@@ -37,9 +37,11 @@ const MOST_HEADS = 1024;
 const MOST_SIDE = 192; // cells of a small multiple
 const MOST_READ = 2 ** 24; // cells of all heads, pooled as the large map of each needs them
 
-async function read(subject: Subject): Promise<Head[]> {
-  const places = subject.layers.flatMap(({ heads }, layer) => heads.map((_, head) => [layer, head])).slice(0, MOST_HEADS);
-  const served = Promise.all(subject.layers.map((_, layer) => subject.statistics(layer)));
+/** The heads of all layers, but for those with very many; or those of one such layer. */
+async function read(subject: Subject, alone: number | null): Promise<Head[]> {
+  const shown = subject.layers.map(({ wide }, layer) => (alone === null ? !wide : layer === alone));
+  const places = subject.layers.flatMap(({ heads }, layer) => (shown[layer] ? heads.map((_, head) => [layer, head]) : [])).slice(0, MOST_HEADS);
+  const served = Promise.all(subject.layers.map((_, layer) => (shown[layer] ? subject.statistics(layer) : Promise.resolve(null))));
   return Promise.all(places.map(async ([layer, head]): Promise<Head> => {
     const { queries, keys } = subject.layers[layer];
     const strips = subject.strips(layer, head);
@@ -61,7 +63,7 @@ async function read(subject: Subject): Promise<Head[]> {
 
 const placeOf = ({ layer, head }: Head) => `${layer}/${head}`;
 
-export function Overview({ subject }: SubjectProps) {
+export function Overview({ subject, layer: chosenLayer }: SubjectProps) {
   const { params, go, theme, announce } = usePage();
   const pointing = usePointing();
   const pointedHead = usePointed(pointing, ({ head }) => head);
@@ -69,20 +71,23 @@ export function Overview({ subject }: SubjectProps) {
   const sort = params.sort ?? "place";
   const range = (params.range ?? usualRange(Math.max(...subject.layers.map(({ keys }) => keys.length)))) as Range;
   const narrow = useNarrow();
-  const { value: heads, problem } = useLoaded(subjectKey(params), async () => {
-    const made = await read(subject);
+  const alone = subject.layers[chosenLayer].wide ? chosenLayer : null;
+  const { value: heads, problem } = useLoaded(`${subjectKey(params)}/${alone}`, async () => {
+    const made = await read(subject, alone);
     const { queries, keys } = subject.layers[0];
     announce(`Weights of ${made.length} heads, ${queries.length} queries by ${keys.length} keys.`);
-    return { subject, made };
+    return { subject, alone, made };
   });
   if (problem) return <ProblemBox problem={problem} />;
-  if (heads?.subject !== subject) return <p class="empty">Reading the weights…</p>;
+  if (heads?.subject !== subject || heads.alone !== alone) return <p class="empty">Reading the weights…</p>;
   /** The end of the scale that heads share: those of a softmax, and those whose weights have either sign. */
   const sharedBy = ({ signed }: Matrix) => heads.made.reduce((most, { of, end }) => (of.signed === signed ? Math.max(most, end) : most), 0);
   const implicit = heads.made.find(({ of }) => of.signed)?.of;
   const plain = heads.made.find(({ of }) => !of.signed)?.of;
-  const across = Math.max(...subject.layers.map((each) => each.heads.length));
-  const counted = statisticsOf(subject.counting);
+  const across = Math.max(...heads.made.map(({ layer }) => subject.layers[layer].heads.length));
+  const several = new Set(heads.made.map(({ layer }) => layer)).size > 1;
+  const others = subject.layers.filter(({ wide }, layer) => wide && layer !== alone).map(({ name }) => name);
+  const counted = shownStatistics(subject.counting);
   const statistic = counted.find(([name]) => name === sort);
   /** A head whose queries look at nothing has no statistics: it comes last. */
   const rank = ({ statistics: own }: Head, name: string) => (Number.isFinite(own[name]) ? own[name] * (params.rising ? 1 : -1) : Infinity);
@@ -108,7 +113,7 @@ export function Overview({ subject }: SubjectProps) {
       </Controls>
       {large.of.rows > 0 && <TokenRow of={large.of} queries={subject.layers[large.layer].queries} keys={subject.layers[large.layer].keys} />}
       <div class="beside" style={{ "--heads": String(across) }}>
-        <Multiples class={["multiples", subject.layers.length > 1 && !statistic ? "by-layer" : "", sorted.length <= 16 ? "few" : ""].join(" ")}>
+        <Multiples class={["multiples", several && !statistic ? "by-layer" : "", sorted.length <= 16 ? "few" : ""].join(" ")}>
         {sorted.map((each) => (
           <li key={`${each.layer}/${each.head}`}>
             <a href={linked(each)} aria-current={each === chosen ? "true" : undefined} onPointerEnter={(event) => event.pointerType === "mouse" && point(each)} onFocus={() => pointing.set(NOWHERE)}
@@ -125,6 +130,7 @@ export function Overview({ subject }: SubjectProps) {
         {large.of.rows > 0 && <LargeHead subject={subject} of={large} range={range} shared={sharedBy(large.of)} />}
       </section>
       </div>
+      {others.length > 0 && <p class="small">{others.join(", ")}: each channel has weights of its own. Choose such a layer above to see it.</p>}
       <FactList facts={subject.facts} />
       <Export of={{ name: "overview", scene: () => gridScene(sorted, across, range, sharedBy, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
       <h3>Statistics</h3>

@@ -148,6 +148,7 @@ def test_the_command_looks_at_the_first_layer_and_says_so(address):
     assert "--layer takes 1 too" in command.stderr
     assert "L0H47" in command.stdout
     assert "L1H0" not in command.stdout
+    assert not command.stdout.rstrip("\n").endswith((",", ", "))  # no kernel computed it
 
 
 def test_costs_count_the_running_state_and_no_keys(models):

@@ -219,9 +219,10 @@ def model_ran(run: ModelRan) -> None:
     """Print one line on what ran."""
     weights = "" if run.weights == run.dtype else f", {run.weights}"
     loaded = f", loaded in {run.load_ms / 1000:.3g} s" if run.load_ms else ""
+    kernels = "".join(f", {each}" for each in run.kernels)
     print_out(
         f"{run.model} ({run.architecture}) on {run.device} in {run.dtype}{weights}: {run.compute_ms:.3g} ms "
-        f"(queued {run.queue_ms:.3g}){loaded}, {', '.join(run.kernels)}",
+        f"(queued {run.queue_ms:.3g}){loaded}{kernels}",
         "dim",
     )
 

@@ -55,7 +55,9 @@ def test_each_statistic_is_explained_and_equal_ones_are_shown_once(visit):
     assert explained.locator("dt").all_inner_texts() == heads.all_inner_texts()[1:]
     assert all(re.search(r"\b(0|1)\b", each) for each in explained.locator("dd").all_inner_texts())
     assert "sinks: first key" not in heads.all_inner_texts()
-    assert "1 if each token looks at the one before it" in heads.filter(has_text="previous token").get_attribute("title")
+    assert "1 if each token looks at the one before it" in heads.filter(has_text="previous token").get_attribute(
+        "title"
+    )
     page.get_by_label("Sinks: first keys").fill("2")
     page.get_by_label("Sinks: first keys").press("Enter")
     heads.filter(has_text="sinks: first 2 keys").wait_for()

@@ -87,7 +87,7 @@ class Passes:
 def parts_of(operations, passes, operation, fields):
     """The parts of an operation, run to its end."""
     body = memoryview(json.dumps(fields).encode())
-    work = OPERATIONS[operation](operations, body, FACTS, lambda _: None)
+    work = operations.prepare(operation, body, FACTS, lambda _: None)
     passes.end_part()
     while isinstance(work, PricedRun):
         work = work.run()
@@ -153,14 +153,14 @@ def test_the_model_is_left_as_it_was_between_any_two_parts():
     request = memoryview(b'{"text": "the dog sat", "wrt": ["tokens"], "of": {"token": "cat"}}')
 
     def asked():
-        work = OPERATIONS["gradients"](operations, request, FACTS, lambda _: None)
+        work = operations.prepare("gradients", request, FACTS, lambda _: None)
         return at_once(work.run()).reply.tokens.tolist()
 
     alone = asked()
     for name in ("gradients", "effects", "context", "lens", "paths"):
         operation, fields = CASES[name]
         fields = fields | ({"integrated": 3} if name == "gradients" else {})
-        whole = OPERATIONS[operation](operations, memoryview(json.dumps(fields).encode()), FACTS, None)
+        whole = operations.prepare(operation, memoryview(json.dumps(fields).encode()), FACTS, None)
         for number, _ in enumerate(whole.run()):
             if number % 7 == 0:
                 assert asked() == alone, name

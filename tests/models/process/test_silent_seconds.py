@@ -14,7 +14,7 @@ from attention_contract.validation import validate
 from attention_contract.wire import JSON, to_body
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.model_operations import OPERATIONS, ModelOperations
+from attention_service.models.process.model_operations import ModelOperations
 
 WORD = "the cat "
 FACTS = {"free_bytes": 2**40, "reader": ""}
@@ -44,7 +44,7 @@ def requests(count):
 def test_long_passes_are_announced_and_short_ones_are_not(operation):
     def seconds(count):
         body = to_body(requests(count)[operation], JSON, "request", "base64")
-        return OPERATIONS[operation](operations(), memoryview(b"".join(body)), FACTS, lambda _: None).seconds
+        return operations().prepare(operation, memoryview(b"".join(body)), FACTS, lambda _: None).seconds
 
     assert seconds(10) == 0
     assert seconds(400) > 0

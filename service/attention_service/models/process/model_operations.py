@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
@@ -72,8 +72,6 @@ from attention_service.models.process.reply_writing import lines_of, written
 from attention_service.models.process.served import Answer, Emit, Facts, Parts, PricedRun
 from attention_service.models.process.timed_runs import TimedRuns
 
-RequestT = TypeVar("RequestT", bound=WireModel)
-
 
 class ModelOperations:
     """The operations of one model: each reads a request, and returns the work that is to be admitted."""
@@ -84,15 +82,18 @@ class ModelOperations:
         self.decoder = decoder
         self._stream: ResidualStream | None = None
 
-    def _forward(self, body: memoryview, *_: object) -> PricedRun:
-        return self._asking(_read(ModelForwardRequest, body), forward_reply)
+    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
+        """Read a request, check it, and return its work. Raises what the operation raises."""
+        kind, prepare = OPERATIONS[operation]
+        return prepare(self, None if kind is None else from_body(kind, body, JSON, "request"), facts, emit)
 
-    def _weights(self, body: memoryview, *_: object) -> PricedRun:
-        request = _read(ModelWeightsRequest, body)
+    def _forward(self, request: ModelForwardRequest, *_: object) -> PricedRun:
+        return self._asking(request, forward_reply)
+
+    def _weights(self, request: ModelWeightsRequest, *_: object) -> PricedRun:
         return self._asking(request, compared_weights if request.compare == "base" else weights_reply)
 
-    def _gradients(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
-        request = _read(ModelGradientsRequest, body)
+    def _gradients(self, request: ModelGradientsRequest, facts: Facts, _: Emit) -> PricedRun:
 
         def work() -> PricedRun:
             gradients = ModelGradients(self.loaded, request)
@@ -106,8 +107,7 @@ class ModelOperations:
 
         return self._after_decoding(request, work)
 
-    def _effects(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
-        request = _read(ModelEffectsRequest, body)
+    def _effects(self, request: ModelEffectsRequest, facts: Facts, _: Emit) -> PricedRun:
 
         def work() -> PricedRun:
             if request.from_ is None:
@@ -132,8 +132,7 @@ class ModelOperations:
         runs, first = TimedRuns(self.costs.pace, "effects"), effects.next_copies(copies)
         return self._in_parts(runs, checked, need, partial(measured, effects, copies), first)
 
-    def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
-        request = _read(ModelComplexityRequest, body)
+    def _complexity(self, request: ModelComplexityRequest, facts: Facts, _: Emit) -> PricedRun:
         if request.context is not None:
             return PricedRun(0, lambda: Answer(context_report(self.loaded, self.costs, request, facts["free_bytes"])))
         needed = sized_bytes(request.images, self.loaded.reader.edge)
@@ -148,14 +147,7 @@ class ModelOperations:
 
         return PricedRun(needed, report)
 
-    def _chat(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
-        return self._generating(_read(ChatCompletionRequest, body), facts, emit)
-
-    def _complete(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
-        return self._generating(_read(CompletionRequest, body), facts, emit)
-
-    def _respond(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
-        request = _read(ResponseRequest, body)
+    def _respond(self, request: ResponseRequest, facts: Facts, emit: Emit) -> PricedRun:
         chat = chat_of(request)
 
         def work() -> PricedRun:
@@ -165,8 +157,7 @@ class ModelOperations:
         with fields_named(images="input", audio="input"):
             return self._after_media(images_in(chat.messages), sounds_in(chat.messages), work)
 
-    def _tokenize(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
-        request = _read(TokenizeRequest, body)
+    def _tokenize(self, request: TokenizeRequest, facts: Facts, _: Emit) -> PricedRun:
         messages = request.messages or ()
         images, sounds = images_in(messages), sounds_in(messages)
         # Images and sounds are read by the model's own functions, which no thread beside the loop may call.
@@ -182,8 +173,8 @@ class ModelOperations:
         with fields_named(images="messages", audio="messages"):
             return self._after_media(images, sounds, work)
 
-    def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
-        request, reader = _read(TranscriptionRequest, body), self.loaded.reader
+    def _transcribe(self, request: TranscriptionRequest, facts: Facts, emit: Emit) -> PricedRun:
+        reader = self.loaded.reader
 
         def work() -> PricedRun:
             plan = plan_transcription(self.loaded, request)
@@ -197,9 +188,8 @@ class ModelOperations:
         except InvalidRequest as fault:
             raise InvalidRequest(fault.detail.replace("audio.0", "file"), param="file", **fault.facts) from None
 
-    def _context(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
-        request, adapter = _read(ContextRequest, body), self.loaded.adapters.active
-        free_bytes = facts["free_bytes"]
+    def _context(self, request: ContextRequest, facts: Facts, _: Emit) -> PricedRun:
+        adapter, free_bytes = self.loaded.adapters.active, facts["free_bytes"]
         plan = plan_context(self.loaded, request)
         if plan.answers:
             return of_context(ContextRun(self.loaded, self.costs, request, plan, free_bytes))
@@ -211,8 +201,7 @@ class ModelOperations:
 
         return generating(self.decoder, self.costs, request, plan, facts, then)
 
-    def _lens(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
-        request = _read(ModelLensRequest, body)
+    def _lens(self, request: ModelLensRequest, facts: Facts, _: Emit) -> PricedRun:
         file = None if facts.get("lens") is None else LensFile(Path(facts["lens"]))
 
         def work() -> PricedRun:
@@ -225,8 +214,7 @@ class ModelOperations:
             return PricedRun(self.costs.memory.short_bytes, work)
         return self._after_decoding(request, work)
 
-    def _jacobian(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
-        request = _read(JacobianRequest, body)
+    def _jacobian(self, request: JacobianRequest, facts: Facts, _: Emit) -> PricedRun:
 
         def work() -> PricedRun:
             stream = self._residual_stream()
@@ -245,8 +233,7 @@ class ModelOperations:
                 self._stream = find_stream(self.loaded)
         return self._stream
 
-    def _similarity(self, body: memoryview, *_: object) -> PricedRun:
-        request = _read(TextSimilarityRequest, body)
+    def _similarity(self, request: TextSimilarityRequest, *_: object) -> PricedRun:
         if is_pair(self.loaded):
             work = partial(self._of_pair, request)
             return PricedRun(image_bytes(self.loaded, request), work) if images_of(request) else work()
@@ -261,8 +248,7 @@ class ModelOperations:
         need = self.costs.memory.pair_bytes(*planned.lengths, graph=request.gradients)
         return PricedRun(need, lambda: Answer(pair_similarity_reply(self.loaded, request, planned)))
 
-    def _embed(self, body: memoryview, *_: object) -> PricedRun:
-        request = _read(EmbeddingRequest, body)
+    def _embed(self, request: EmbeddingRequest, *_: object) -> PricedRun:
         plan = plan_embedding(self.loaded, request)
         answer = partial(embeddings, self.loaded, self.costs.memory, request, plan)
         return self._of_texts(plan.needed_bytes(self.loaded), answer, len(plan.rows), max(map(len, plan.rows)))
@@ -279,10 +265,7 @@ class ModelOperations:
         self, request: GenerationRequest, plan: GenerationPlan, facts: Facts, emit: Emit, more_bytes: int
     ) -> PricedRun:
         """The work that begins a planned generation; ``more_bytes``: for images or a sound."""
-
-        def run() -> Generation:
-            return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)), facts["reader"])
-
+        run = partial(Generation, self.decoder, request, plan, lambda objects: emit(lines_of(objects)), facts["reader"])
         seconds = self.costs.seconds_of(1, plan.longest_pass)
         return PricedRun(plan.needed_bytes(self.loaded) + more_bytes, run, seconds, generates=True)
 
@@ -312,7 +295,8 @@ class ModelOperations:
         self, runs: TimedRuns, checked: CheckedRequest, need: int, answer: Callable[[], Passes[WireModel]], passes: int
     ) -> PricedRun:
         """The work of an answer in parts, the first of which takes so many passes over the input."""
-        pass_ms = self._pass_ms(checked, weights=passes == BACKWARD)
+        texts, length = len(checked.inputs.predicted.ids), _longest(checked)
+        pass_ms = self.costs.pass_ms(texts, length, weights=passes == BACKWARD)
 
         def parts() -> Parts:
             timed = runs.parts(answer(), passes, pass_ms)
@@ -346,9 +330,6 @@ class ModelOperations:
         weights = isinstance(request, ModelWeightsRequest)
         texts = sum(len(each.inputs.predicted.ids) for each in checked)
         return self.costs.pass_ms(texts, max(map(_longest, checked)), weights=weights)
-
-    def _pass_ms(self, checked: CheckedRequest, *, weights: bool = False) -> float:
-        return self.costs.pass_ms(len(checked.inputs.predicted.ids), _longest(checked), weights=weights)
 
     def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, CheckedRequest], WireModel]) -> PricedRun:
         """The work of a question about an input, whose recording the model has afterwards."""
@@ -395,27 +376,25 @@ def _longest(checked: CheckedRequest) -> int:
     return max(checked.inputs.predicted.length, checked.inputs.text.length)
 
 
-def _read(kind: type[RequestT], body: memoryview) -> RequestT:
-    return from_body(kind, body, JSON, "request")
-
-
-OPERATIONS: Final[dict[str, Callable[[ModelOperations, memoryview, Facts, Emit], PricedRun]]] = {
-    "forward": ModelOperations._forward,
-    "weights": ModelOperations._weights,
-    "gradients": ModelOperations._gradients,
-    "effects": ModelOperations._effects,
-    "complexity": ModelOperations._complexity,
-    "chat": ModelOperations._chat,
-    "complete": ModelOperations._complete,
-    "respond": ModelOperations._respond,
-    "tokenize": ModelOperations._tokenize,
-    "embed": ModelOperations._embed,
-    "context": ModelOperations._context,
-    "lens": ModelOperations._lens,
-    "jacobian": ModelOperations._jacobian,
-    "similarity": ModelOperations._similarity,
-    "transcribe": ModelOperations._transcribe,
-    "adapt": ModelOperations._adapt,
-    "forget": ModelOperations._forget,
+OPERATIONS: Final[
+    dict[str, tuple[type[WireModel] | None, Callable[[ModelOperations, Any, Facts, Emit], PricedRun]]]
+] = {
+    "forward": (ModelForwardRequest, ModelOperations._forward),
+    "weights": (ModelWeightsRequest, ModelOperations._weights),
+    "gradients": (ModelGradientsRequest, ModelOperations._gradients),
+    "effects": (ModelEffectsRequest, ModelOperations._effects),
+    "complexity": (ModelComplexityRequest, ModelOperations._complexity),
+    "chat": (ChatCompletionRequest, ModelOperations._generating),
+    "complete": (CompletionRequest, ModelOperations._generating),
+    "respond": (ResponseRequest, ModelOperations._respond),
+    "tokenize": (TokenizeRequest, ModelOperations._tokenize),
+    "embed": (EmbeddingRequest, ModelOperations._embed),
+    "context": (ContextRequest, ModelOperations._context),
+    "lens": (ModelLensRequest, ModelOperations._lens),
+    "jacobian": (JacobianRequest, ModelOperations._jacobian),
+    "similarity": (TextSimilarityRequest, ModelOperations._similarity),
+    "transcribe": (TranscriptionRequest, ModelOperations._transcribe),
+    "adapt": (None, ModelOperations._adapt),
+    "forget": (None, ModelOperations._forget),
 }
-"""The preparation of each operation."""
+"""The request of each operation, None if it has no fields of its own, and the preparation of its work."""

@@ -23,7 +23,7 @@ from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import AnswerGeneration
 from attention_service.models.process.finite_answers import check_finite, finite_work, located
 from attention_service.models.process.generation_times import generation_time
-from attention_service.models.process.model_operations import OPERATIONS, ModelOperations
+from attention_service.models.process.model_operations import ModelOperations
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
@@ -93,7 +93,7 @@ class ServedModel:
         An ``adapter`` that is not in memory is loaded first, once its memory is admitted.
         """
         self.loaded.check_files()
-        made = partial(OPERATIONS[operation], self._operations, body, facts, emit)
+        made = partial(self._operations.prepare, operation, body, facts, emit)
         if (adapter := facts.get("adapter")) is None:
             return finite_work(made(), self.loaded, made, body)
         adapters, name = self.loaded.adapters, adapter["name"]

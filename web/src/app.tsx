@@ -311,8 +311,8 @@ function Views({ view, state, go }: ViewsProps) {
   const groups = GROUPS.filter((group) => of(group).length);
   return (
     <nav ref={rows} aria-label="Views" onKeyDown={move}>
-      <ul class="groups">{groups.map((group) => link(of(group).find(({ id }) => id === last.current[group]) ?? of(group)[0], group, group === view.group ? "true" : undefined, of(group).map(({ title }) => title).join(", ")))}</ul>
-      <ul aria-label={view.group}>{of(view.group).map((each) => link(each, each.title, each === view ? "page" : undefined, hint(each)))}</ul>
+      <ul class="groups">{groups.map((group) => link(of(group).find(({ id }) => id === last.current[group]) ?? of(group)[0], group, group !== view.group ? undefined : of(group).length > 1 ? "true" : "page", of(group).map(({ title }) => title).join(", ")))}</ul>
+      {of(view.group).length > 1 && <ul aria-label={view.group}>{of(view.group).map((each) => link(each, each.title, each === view ? "page" : undefined, hint(each)))}</ul>}
     </nav>
   );
 }

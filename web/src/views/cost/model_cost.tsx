@@ -83,8 +83,8 @@ export function ModelCost({ id, choice }: { id: string; choice: ComponentChildre
           <p>
             {id} has {count(last.cost.parameters)} parameters in {bytes(last.cost.parameter_bytes)}{reads && <> and keeps {bytes(last.cost.cache_bytes_per_token)} of keys and values for each token</>}.{" "}
             {last.cost.images && <>The image is {whole(last.cost.images[0].tokens)} tokens in {whole(last.cost.images[0].crops)} crops. </>}
-            The free memory holds <b>{whole(last.cost.max_batch)}</b> {reads ? `sequences of ${whole(last.tokens)} tokens` : "batches"}{generated > 0 && ` with ${whole(generated)} new ones each`}
-            {reads && <>, or {batch === 1 ? "a text" : `${whole(batch)} texts`} of up to <b>{whole(last.cost.max_length)}</b> tokens{generated > 0 && ", the new ones among them"}</>}.
+            The free memory holds <b>{whole(last.cost.max_batch)}</b> {reads ? `texts of ${whole(last.tokens)} tokens` : "batches"}{generated > 0 && ` with ${whole(generated)} new ones each`} at once.
+            {reads && <> {batch === 1 ? "A single text" : `Each of ${whole(batch)} texts at once`} may have up to <b>{whole(last.cost.max_length)}</b> tokens{generated > 0 && ", the new ones among them"}.</>}
           </p>
           <div class="side">
             {drawn.map((scene, i) => (

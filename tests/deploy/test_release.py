@@ -50,7 +50,7 @@ def test_a_version_that_is_none_or_was_published_is_refused(project, version, de
 @pytest.mark.parametrize("name", STATED)
 def test_a_version_that_one_file_lacks_is_found(project, name):
     path = project / name
-    path.write_text(path.read_text().replace("0.1.0", "0.0.9"))
+    path.write_text(path.read_text().replace(check_version(project), "0.0.9"))
     with pytest.raises(SystemExit, match="make release VERSION"):
         check_version(project)
 

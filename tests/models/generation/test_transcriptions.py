@@ -126,11 +126,9 @@ def test_words_are_of_whole_tokens_one_behind_the_other():
 
 @pytest.mark.slow
 def test_other_heads_give_other_times():
-    own, others = (
-        answered(response_format="verbose_json", **more).words for more in ({}, {"alignment_heads": [[0, 2]]})
-    )
-    assert [word.word for word in own] == [word.word for word in others]
-    assert own != others
+    own, others = (answered(attention=LOOK, **more).attention for more in ({}, {"alignment_heads": [[0, 2]]}))
+    assert [token.id for token in own] == [token.id for token in others]
+    assert [token.seconds for token in own] != [token.seconds for token in others]
 
 
 @pytest.mark.slow

@@ -129,9 +129,9 @@ def test_what_is_asked_is_held_to_its_property(small):
     ids=["llama", "gpt2"],
 )  # fmt: skip
 def test_models_of_large_numbers_have_parts_and_paths(model):
-    """Trials compare by shares: the rounding of states of hundreds exceeds any absolute bound."""
+    """Trials compare by shares: the rounding of states of hundreds exceeds the bounds of small ones."""
     model = model.eval()
     model.set_attn_implementation("eager")
     loaded = LoadedModel("large", copy.deepcopy(model).requires_grad_(False), tokenizer(), device())
-    assert max(QUESTIONS[name](model.to(device().torch), loaded) for name in ("lens", "effects", "paths")) < 1e-5
+    assert max(QUESTIONS[name](model.to(device().torch), loaded) for name in ("lens", "effects", "paths")) < 1e-4
     loaded.close()

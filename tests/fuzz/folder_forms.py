@@ -105,8 +105,8 @@ def _adapter(kind: str) -> Write:
     def write(folder: Path) -> None:
         base = base_of(kind)
         base.save_pretrained(folder)
-        write_adapter(base, folder.parent / ADAPTER, base_name=NAME, **KINDS[kind][1],
-                      rank_pattern={"q_proj": 4}, alpha_pattern={"q_proj": 6})  # fmt: skip
+        entries = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"q_proj": 6}} | KINDS[kind][1]
+        write_adapter(base, folder.parent / ADAPTER, base_name=NAME, **entries)
 
     return write
 

@@ -96,6 +96,8 @@ def _walk_folders(folders: int, loads: int, seed: int, forms: list[str] | None =
     faulty = False
     walks = ("damaged folders", ask_readers, folders, FORMS), ("damaged loads", ask_loaded, loads, LOADED)
     for name, ask, count, all_forms in walks:
+        if not count:
+            continue
         started = time.monotonic()
         outcome = walk_folders(ask, count, seed, forms or list(all_forms))
         seconds, answered = time.monotonic() - started, outcome.counts["answered"]

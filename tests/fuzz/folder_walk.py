@@ -121,7 +121,7 @@ def _note(said: Said, sound: Said, place: str, damage: Damage, outcome: FolderOu
     """Count what was said. A request about files that the sound folder was not refused is refused by a name."""
     keys = (part.rpartition(".")[2] for part in damage.place if not part.isdecimal())
     # What one file says and another does not hold is named by either, or by the tensor.
-    names = {place.partition(": ")[2], "config.json", ".weight", ".bias", NAME, ADAPTER, *keys}
+    names = {place.partition(": ")[2], "config.json", ".weight", ".bias", "_weight", NAME, ADAPTER, *keys}
     for question, words in said.items():
         kind = words.partition(":")[0].split()[0]
         by_name = any(name in words for name in names) or " /v1/" not in question

@@ -142,6 +142,9 @@ def test_a_trial_for_a_norm_of_each_head_is_a_part_of_its_own(monkeypatch):
     fields = {"text": PROMPT, "of": {"token": "cat"}, "layers": [next(iter(model.implicit.values())).key]}
     parts_of(operations, passes, "gradients", fields)
     assert max(count for count, _ in passes.parts) == 2
+    passes.parts.clear()
+    parts_of(operations, passes, "gradients", fields)
+    assert sum(count for count, _ in passes.parts) == 1, "the model is tried once, and not at each request"
     model.close()
 
 

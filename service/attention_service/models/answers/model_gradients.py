@@ -84,8 +84,6 @@ class ModelGradients:
             place.key: bind_selection(request.select, self.checked.bound(place)) for place in self.checked.places
         }
         self._time = OwnTime()
-        self._normed_kinds: dict[type, bool] = {}
-        """The classes of attentions that were tried for a norm of each head."""
         self.kernels: dict[str, None] = {}
         """The kernels of the run of ``by_part``."""
         taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | STATES)
@@ -183,12 +181,12 @@ class ModelGradients:
         return valid(LayerGradients, fields | {"gradients": arrays})
 
     def _is_normed(self, place: AttentionPlace) -> Passes[bool]:
-        """True if each head has a norm of its own, by a trial of the first layer of its class that may have."""
-        kind = type(place.module)
-        if kind not in self._normed_kinds:
+        """True if each head has a norm of its own, by one trial of the first layer of this class that may have one."""
+        kind, tried = type(place.module), self._loaded.normed_kinds
+        if kind not in tried:
             yield from self._time.between(2)
-            self._normed_kinds[kind] = is_normed_by_head(self._loaded, place)
-        return self._normed_kinds[kind]
+            tried[kind] = is_normed_by_head(self._loaded, place)
+        return tried[kind]
 
     def _integrated(self, embedded: Tensor, steps: int, points: int) -> Passes[tuple[Tensor, Tensor]]:
         """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.

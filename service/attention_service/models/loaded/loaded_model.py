@@ -98,6 +98,8 @@ class LoadedModel:
         """The layers that see images in windows, or in patches that merge between layers, with the reason."""
         self.short_products: dict[nn.Module, int] = {}
         """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
+        self.normed_kinds: dict[type[nn.Module], bool] = {}
+        """The classes of attentions that were tried for a norm of each head: see ``head_norms``."""
         try:
             self._prepare(lambda: reader_of(model, tokenizer, processor))
         except _UNREADABLE as fault:

@@ -36,6 +36,7 @@ from attention_pictures.image_maps import image_figure
 from attention_pictures.lens.lens_figure import lens_figure
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import MOST_ROWS, layer_maps, left_out
+from attention_pictures.statistic_tables import tables
 from attention_pictures.weight_figures import attribution_figure, sequence_of, statistics_of, weights_figure
 
 
@@ -121,12 +122,8 @@ def _layers_figure(
     labels = heads or [head_name(None, head) for head in range(count)]
     notes = [*left_out(len(layers), "layers"), *left_out(len(labels), "heads")]
     labels = labels[:MOST_ROWS]
-    tables: dict[str, Numbers] = {}
-    for row, (_, each) in enumerate(shown):
-        for name, values in each.items():
-            table = tables.setdefault(name, np.full((len(shown), len(labels)), np.nan))
-            table[row, : len(values)] = values[:MOST_ROWS]
-    return layer_maps(tables, [name for name, _ in shown], labels, title, options, notes)
+    maps = tables([statistics for _, statistics in shown], len(labels))
+    return layer_maps(maps, [name for name, _ in shown], labels, title, options, notes)
 
 
 FIGURES: Final[dict[type, Callable[[Any, PictureOptions, Names], Figure]]] = {

@@ -17,6 +17,7 @@ from attention_pictures.figure_style import spaced
 from attention_pictures.heat_maps import heat_maps
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import head_table
+from attention_pictures.statistic_tables import named
 from attention_pictures.token_lines import token_lines
 
 _MAPS = {"gradient_attention": 3, "integrated": 3, "norm": 3, "relevance": 2, "norm_of_sum": 2}
@@ -92,12 +93,9 @@ def _maps(values: Numbers, about: str, options: PictureOptions, names: Names, *,
 
 def statistics_of(found: HeadStatistics, sequence: int | None) -> dict[str, Numbers]:
     """The statistics ``[H]`` of one sequence by name; those of classes by the class."""
-    numbers: dict[str, Numbers] = {}
-    for name in HeadStatistics.model_fields:
-        values = getattr(found, name)
-        several = values if isinstance(values, dict) else {} if values is None else {name: values}
-        for each, value in several.items():
-            numbers[each] = np.atleast_1d(value if sequence is None else value[sequence])
+    numbers = {
+        name: np.atleast_1d(values if sequence is None else values[sequence]) for name, values in named(found).items()
+    }
     if not numbers:
         raise InvalidRequest.at("statistics", "expected at least one to draw")
     return numbers

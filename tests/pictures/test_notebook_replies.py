@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.short_repr import MAX_COLUMNS, MAX_LINES
-from attention_pictures.notebook_replies import VIEWS
+from attention_pictures.notebook.notebook_replies import VIEWS
 
 REPLIES = {each.reply for each in vars(operations).values() if isinstance(each, Operation) and each.reply is not None}
 OF_MODELS = {

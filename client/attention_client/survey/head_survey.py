@@ -78,10 +78,14 @@ class HeadSurvey:
 
     def _repr_html_(self) -> str | None:
         """A map of layers × heads for each statistic, the mean over texts."""
-        from attention_pictures.notebook.notebook_maps import heads_by_layer  # noqa: PLC0415 - a script draws nothing
+        from attention_pictures.notebook.notebook_maps import html_of, statistic_maps  # noqa: PLC0415 - draws
 
-        heads = [(each.layer, each.head) for each in self.heads]
-        return heads_by_layer(heads, {name: self.means(name) for name in self.values}).html()
+        means = {name: self.means(name) for name in self.values}
+        heads: dict[LayerRef, list[int]] = {}
+        for at, each in enumerate(self.heads):
+            heads.setdefault(each.layer, []).append(at)
+        rows = [(str(layer), {name: mean[own] for name, mean in means.items()}) for layer, own in heads.items()]
+        return html_of(statistic_maps(rows))
 
     def index(self, layer: LayerRef, head: int) -> int:
         """Return the number of a head in ``heads``. Raises InvalidRequest."""

@@ -1,1 +1,1 @@
-"""Maps, tables and coloured tokens as HTML for notebooks; the registry is ``attention_pictures.notebook_replies``."""
+"""Maps, tables and coloured tokens as HTML for notebooks. ``notebook_replies`` has the registry."""

@@ -9,17 +9,17 @@ import numpy as np
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.openai import (
     ChatCompletion,
-    ChosenLogprob,
     Completion,
     Embeddings,
     GeneratedToken,
+    TokenLogprob,
 )
 from attention_contract.schemas.openai_api.responses import ModelResponse
 from attention_contract.schemas.openai_api.tokenization import Tokenization
 from attention_contract.schemas.openai_api.transcriptions import Transcription
-from attention_contract.schemas.weights import HeadStatistics
 from attention_pictures.notebook.html_tables import tokens_html
-from attention_pictures.notebook.notebook_maps import Maps, html_of
+from attention_pictures.notebook.notebook_maps import Maps, html_of, statistic_maps
+from attention_pictures.statistic_tables import named, tables
 
 
 def chat_html(reply: ChatCompletion) -> str:
@@ -50,9 +50,7 @@ def response_html(reply: ModelResponse) -> str:
 
 def transcription_html(reply: Transcription) -> str:
     """The text of a sound by its tokens, and their attention."""
-    known = reply.logprobs
-    numbers = None if not known else ([each.token for each in known], [float(each.logprob) for each in known])
-    return _generated(reply.text, numbers, reply.attention)
+    return _generated(reply.text, _chosen(reply.logprobs), reply.attention)
 
 
 def embeddings_html(reply: Embeddings) -> str | None:
@@ -82,7 +80,7 @@ def _generated(
     return shown + (html_of([*_weight_maps(attention), *_statistic_maps(attention)] if attention else []) or "")
 
 
-def _chosen(logprobs: list[ChosenLogprob] | None) -> tuple[list[str], list[float]] | None:
+def _chosen(logprobs: Sequence[TokenLogprob] | None) -> tuple[list[str], list[float]] | None:
     return None if not logprobs else ([each.token for each in logprobs], [float(each.logprob) for each in logprobs])
 
 
@@ -106,28 +104,11 @@ def _weight_maps(tokens: Sequence[GeneratedToken]) -> Iterable[Maps]:
 
 def _statistic_maps(tokens: Sequence[GeneratedToken]) -> Iterable[Maps]:
     """A map ``[generated tokens, heads of all layers]`` for each statistic."""
-    rows = [each.token for each in tokens]
-    tables: dict[str, list[Any]] = {}
-    for each in tokens:
-        for name in HeadStatistics.model_fields:
-            found = [
-                np.atleast_1d(getattr(layer.statistics, name))
-                for layer in each.layers
-                if name != "classes" and layer.statistics is not None and getattr(layer.statistics, name) is not None
-            ]
-            if found:
-                tables.setdefault(name, []).append(np.concatenate(found))
-    whole = {name: np.stack(lines) for name, lines in tables.items() if len(lines) == len(tokens)}
-    if whole:
-        most = max(whole.values(), key=lambda table: table.shape[1]).shape
-        same = {name: table for name, table in whole.items() if table.shape == most}
-        layers = [layer for layer in tokens[0].layers if layer.statistics is not None]
-        heads = [head_name(layer.layer, head) for layer in layers for head in range(_heads(layer.statistics))]
-        columns = heads if len(heads) == most[1] else [str(at) for at in range(most[1])]
-        title = "Statistics by generated token and head"
-        yield Maps(np.stack(list(same.values())), list(same), rows, columns, title, "Statistic")
-
-
-def _heads(statistics: HeadStatistics | None) -> int:
-    known = (getattr(statistics, name) for name in HeadStatistics.model_fields if name != "classes")
-    return next((len(values) for values in known if values is not None), 0)
+    rows = [
+        tables([named(layer.statistics) for layer in each.layers if layer.statistics is not None]) for each in tokens
+    ]
+    layers = [layer.layer for layer in tokens[0].layers if layer.statistics is not None]
+    most = max((table.shape[1] for row in rows for table in row.values()), default=0)
+    heads = [head_name(layer, head) for layer in layers for head in range(most)]
+    flat = [(each.token, {name: x.ravel() for name, x in row.items()}) for each, row in zip(tokens, rows, strict=True)]
+    return statistic_maps(flat, "Statistics by generated token and head", heads=heads)

@@ -12,7 +12,6 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.model_paths import PathEnd
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.model_requests import (
-    LayerTaps,
     LayerWeights,
     ModelForwardReply,
     ModelGradientsReply,
@@ -21,11 +20,11 @@ from attention_contract.schemas.model_requests import (
 )
 from attention_contract.schemas.prompts import ModelReply
 from attention_contract.schemas.text_similarity import TextSimilarityReply
-from attention_contract.schemas.weights import HeadStatistics
 from attention_pictures.context.context_files import context_body
 from attention_pictures.context.highlights import chosen_measure, values_of
 from attention_pictures.notebook.html_tables import table_html, tokens_html
-from attention_pictures.notebook.notebook_maps import MOST_NUMBERS, Maps, html_of
+from attention_pictures.notebook.notebook_maps import MOST_NUMBERS, Maps, html_of, statistic_maps
+from attention_pictures.statistic_tables import named
 
 _OF_PAIRS: Final = ("weights", "scores", "capped_scores", "masked_scores")
 """Taps with a number for each query and key."""
@@ -39,7 +38,12 @@ def weights_html(reply: ModelWeightsReply) -> str | None:
     maps = list(
         _maps_of_heads(reply, [(each.layer, _weights_of(each), each.implicit is True) for each in reply.layers])
     )
-    return html_of(maps or _statistic_maps(reply.layers))
+    if maps:
+        return html_of(maps)
+    rows = [
+        (str(each.layer), {name: _over_texts(x) for name, x in named(each.statistics).items()}) for each in reply.layers
+    ]
+    return html_of(statistic_maps(rows))
 
 
 def forward_html(reply: ModelForwardReply) -> str | None:
@@ -47,7 +51,7 @@ def forward_html(reply: ModelForwardReply) -> str | None:
     names = [name for name in _OF_PAIRS if any(getattr(each, name) is not None for each in reply.layers)]
     maps: list[Maps] = []
     for name in names:
-        layers = [(each.layer, _tap(each, name), name != "weights") for each in reply.layers]
+        layers = [(each.layer, getattr(each, name), name != "weights") for each in reply.layers]
         maps += _maps_of_heads(reply, layers, title=name.replace("_", " ").capitalize())
     rows = [row for each in reply.predictions for row in _likely(reply, each)]
     columns = ("text", "position", "token there", "likely", "probability", "logit")
@@ -65,10 +69,12 @@ def gradients_html(reply: ModelGradientsReply) -> str | None:
             tokens_html(f"gradient · embedding of each token{_of_text(reply, at)}", reply.labels_of(at).tokens, values)
             for at, values in enumerate(texts)
         ]
-    maps = []
-    heads = [(str(each.layer), np.atleast_2d(each.heads)) for each in reply.layers if each.heads is not None]
-    if heads:
-        maps.append(_by_layer(heads, "First-order effect of each head: Σ gradient · context", signed=True))
+    rows = [
+        (str(each.layer), {"mean over texts": _over_texts(each.heads)})
+        for each in reply.layers
+        if each.heads is not None
+    ]
+    maps = statistic_maps(rows, "First-order effect of each head: Σ gradient · context", signed=True)
     for name in _OF_PAIRS:
         layers = [(each.layer, each.gradients.get(name), True) for each in reply.layers]
         maps += _maps_of_heads(reply, layers, title=f"Gradients of the {name.replace('_', ' ')}")
@@ -141,39 +147,10 @@ def _maps_of_heads(
         yield Maps(np.stack(shown), held, *sides, about, signed=signed)
 
 
-def _statistic_maps(layers: Sequence[LayerWeights]) -> list[Maps]:
-    """A map of layers × heads for each statistic, the mean over texts."""
-    maps: list[Maps] = []
-    tables: dict[str, list[tuple[str, NDArray[Any]]]] = {}
-    for each in layers:
-        numbers: dict[str, Any] = {
-            name: getattr(each.statistics, name) for name in HeadStatistics.model_fields if name != "classes"
-        }
-        for name, values in (numbers | (each.statistics.classes or {})).items():
-            if values is not None:
-                tables.setdefault(name, []).append((str(each.layer), np.atleast_2d(values)))
-    if tables:
-        each_map = [_by_layer(rows, "", signed=False) for rows in tables.values()]
-        largest = max(each_map, key=lambda one: one.values.size)
-        same = [
-            (name, one) for name, one in zip(tables, each_map, strict=True) if one.values.shape == largest.values.shape
-        ]
-        values = np.concatenate([one.values for _, one in same])
-        title = "Statistics by layer and head"
-        maps = [Maps(values, [name for name, _ in same], largest.rows, largest.columns, title, "Statistic")]
-    return maps
-
-
-def _by_layer(layers: Sequence[tuple[str, NDArray[Any]]], title: str, *, signed: bool) -> Maps:
-    """A map of layers × heads of numbers ``[B, H]`` a layer, the mean over texts."""
-    most = max(values.shape[-1] for _, values in layers)
-    table = np.full((1, len(layers), most), np.nan)
-    for row, (_, values) in enumerate(layers):
-        known = np.isfinite(values)
-        count = known.sum(0)
-        table[0, row, : values.shape[-1]] = np.where(known, values, 0).sum(0) / np.where(count, count, np.nan)
-    heads = [head_name(None, head) for head in range(most)]
-    return Maps(table, ["mean over texts"], [name for name, _ in layers], heads, title, "Statistic", signed=signed)
+def _over_texts(values: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean ``[H]`` of numbers ``[B, H]``, or ``[H]``, over the texts that have one; NaN where none has."""
+    mean: NDArray[np.float64] = np.ma.masked_invalid(np.atleast_2d(values)).mean(0).filled(np.nan)
+    return mean
 
 
 def _swept(values: NDArray[Any], swept: list[str], axes: list[list[str]], title: str, *, signed: bool) -> Maps:
@@ -214,11 +191,6 @@ def _answer_html(answer: Any) -> str:
 
 def _weights_of(layer: LayerWeights) -> NDArray[Any] | None:
     return layer.weights if layer.weights is not None else layer.pooled
-
-
-def _tap(layer: LayerTaps, name: str) -> NDArray[Any] | None:
-    values: NDArray[Any] | None = getattr(layer, name)
-    return values
 
 
 def _squares(labels: Sequence[str], by: int) -> Sequence[str]:

@@ -11,7 +11,8 @@ from attention_contract.schemas.attention import ForwardReply
 from attention_contract.schemas.costs.complexity import ComplexityReply
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
 from attention_pictures.notebook.html_tables import table_html
-from attention_pictures.notebook.notebook_maps import Maps, html_of, maps_of, weight_maps
+from attention_pictures.notebook.notebook_maps import Maps, html_of, maps_of, statistic_maps, weight_maps
+from attention_pictures.statistic_tables import named
 
 _OF_PAIRS: Final = {
     "gradient_attention": "", "integrated": "", "norm": "", "relevance": "mean of the heads",
@@ -47,8 +48,7 @@ def weights_html(reply: WeightsReply) -> str | None:
 
 def _statistic_maps(differences: HeadStatistics) -> list[Maps]:
     """A map of sequences × heads for the differences of each statistic."""
-    found = {name: getattr(differences, name) for name in HeadStatistics.model_fields if name != "classes"}
-    found = {name: np.atleast_2d(x) for name, x in (found | (differences.classes or {})).items() if x is not None}
+    found = {name: np.atleast_2d(x) for name, x in named(differences).items()}
     if not found:
         return []
     values = np.stack(list(found.values()))
@@ -73,21 +73,7 @@ def attribution_html(reply: AttributionReply) -> str | None:
 
 def recorded_html(reply: RecordingStatistics) -> str | None:
     """Maps of layers × heads, one a statistic."""
-    names = [
-        name
-        for name in HeadStatistics.model_fields
-        if name != "classes" and reply.attentions and getattr(reply.attentions[0].statistics, name) is not None
-    ]
-    if not names:
-        return None
-    most = max(len(each.heads) for each in reply.attentions)
-    values = np.full((len(names), len(reply.attentions), most), np.nan, np.float32)
-    for layer, each in enumerate(reply.attentions):
-        for at, name in enumerate(names):
-            values[at, layer, : len(each.heads)] = getattr(each.statistics, name)
-    rows = [each.name for each in reply.attentions]
-    heads = [head_name(None, head) for head in range(most)]
-    return Maps(values, names, rows, heads, "Statistics by layer and head", "Statistic").html()
+    return html_of(statistic_maps([(each.name, named(each.statistics)) for each in reply.attentions]))
 
 
 def complexity_html(reply: ComplexityReply) -> str:

@@ -24,6 +24,7 @@ from attention_contract.reply_names import Names, head_name
 from attention_contract.validation import clip
 from attention_pictures.pooled_cells import Numbers, pool, pooling_note
 from attention_pictures.sign_colours import DIVERGING_SCALES
+from attention_pictures.statistic_tables import tables
 
 MOST_NUMBERS: Final = 50_000
 """Numbers of all maps together: 267 kB of text. More are pooled."""
@@ -185,16 +186,20 @@ def _numbered(values: Numbers, title: str) -> Maps:
     return Maps(values.reshape(-1, rows, columns), names, *sides, title, "Index", signed=signed)
 
 
-def heads_by_layer(heads: Sequence[tuple[int | str, int]], statistics: Mapping[str, NDArray[Any]]) -> Maps:
-    """A map of layers × heads for each statistic ``[N]`` of N heads."""
-    layers = list(dict.fromkeys(layer for layer, _ in heads))
-    most = max((head for _, head in heads), default=-1) + 1
-    values = np.full((len(statistics), len(layers), most), np.nan)
-    at = [layers.index(layer) for layer, _ in heads], [head for _, head in heads]
-    for index, numbers in enumerate(statistics.values()):
-        values[index][at] = numbers
-    columns = [head_name(None, head) for head in range(most)]
-    return Maps(values, list(statistics), list(map(str, layers)), columns, "Statistics by layer and head", "Statistic")
+def statistic_maps(
+    rows: Sequence[tuple[str, Mapping[str, NDArray[Any]]]], title: str = "Statistics by layer and head", *,
+    heads: Sequence[str] | None = None, signed: bool = False,
+) -> list[Maps]:  # fmt: skip
+    """A map of rows × heads for each statistic ``[H]`` of the rows; none without a statistic.
+
+    ``heads``: their names, by default their numbers.
+    """
+    made = tables([statistics for _, statistics in rows], None if heads is None else len(heads))
+    if not made:
+        return []
+    values = np.stack([*made.values()])
+    columns = heads or [head_name(None, head) for head in range(values.shape[2])]
+    return [Maps(values, [*made], [name for name, _ in rows], columns, title, "Statistic", signed=signed)]
 
 
 def _labels(labels: Sequence[str] | None, count: int) -> list[str]:

@@ -2,11 +2,11 @@
 
 from attention_contract.schemas.costs.hardware import HardwareInfo
 from attention_service.cost.datasheet import HARDWARE
+from tests.docs.page_parts import with_part
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "cost-model.md"
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-BEGIN, END = "<!-- hardware: python -m tests.docs.hardware_page -->\n", "<!-- end of hardware -->\n"
 HEAD = """
 ## Known hardware
 
@@ -47,8 +47,7 @@ def section() -> str:
 
 def render() -> str:
     """Return the page with the present section."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}{section()}\n{END}{rest.partition(END)[2]}"
+    return with_part(PAGE, "hardware", "tests.docs.hardware_page", section())
 
 
 def _row(hardware: HardwareInfo) -> str:

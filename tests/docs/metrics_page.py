@@ -18,10 +18,10 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.prediction_accuracy import Run
 from attention_service.runtime.request_timing import PHASES, RequestTiming
 from attention_service.settings import Settings
+from tests.docs.page_parts import with_part
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "monitoring.md"
-BEGIN, END = "<!-- metrics: python -m tests.docs.metrics_page -->\n", "<!-- end of metrics -->\n"
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 """Endings of the names of a metric's samples."""
 
@@ -80,8 +80,7 @@ def table() -> str:
 
 def render() -> str:
     """Return the page with the present table."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_part(PAGE, "metrics", "tests.docs.metrics_page", f"\n{table()}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from attention_service.core.methods import METHODS, Approximation
 from attention_service.runtime.operations.complexity.growth import LETTERS
 from attention_service.runtime.operations.complexity.shape_cost import TENSORS
+from tests.docs.page_parts import with_part
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "cost-model.md"
-BEGIN, END = "<!-- names: python -m tests.docs.names_page -->\n", "<!-- end of names -->\n"
 HEAD = """
 ## Names in the answers about cost
 
@@ -46,8 +46,7 @@ def section() -> str:
 
 def render() -> str:
     """Return the page with the present section."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}{section()}\n{END}{rest.partition(END)[2]}"
+    return with_part(PAGE, "names", "tests.docs.names_page", section())
 
 
 if __name__ == "__main__":

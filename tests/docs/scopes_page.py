@@ -3,10 +3,10 @@
 from itertools import groupby
 
 from attention_service.api.access.scopes import SCOPES
+from tests.docs.page_parts import with_part
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "security.md"
-BEGIN, END = "<!-- scopes: python -m tests.docs.scopes_page -->\n", "<!-- end of scopes -->\n"
 
 
 def table() -> str:
@@ -21,8 +21,7 @@ def table() -> str:
 
 def render() -> str:
     """Return the page with the present table."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return f"{head}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_part(PAGE, "scopes", "tests.docs.scopes_page", f"\n{table()}")
 
 
 if __name__ == "__main__":

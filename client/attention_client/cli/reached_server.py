@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from http.client import HTTPConnection, HTTPException
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -59,13 +58,8 @@ def unnamed() -> Reached:
     elif (reason := lack()) is not None:
         raise ServerNotStarted(f"nothing answers at {DEFAULT_URL}, and {reason}; or name a server by --url")
     else:
-        server = background_server.running_or_started(_say)
+        server = background_server.running_or_started()
     return Reached(server.url, server.key)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
 
 
 def _port(scheme: str) -> int:

@@ -15,7 +15,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,10 +59,10 @@ def running() -> BackgroundServer | None:
         return _running()
 
 
-def running_or_started(say: Callable[[str], None]) -> BackgroundServer:
-    """Return the server that runs, or start one and tell ``say`` of it. Raises ServerNotStarted."""
+def running_or_started() -> BackgroundServer:
+    """Return the server that runs, or start one, of which a line on standard error tells. Raises ServerNotStarted."""
     with _locked(runtime_folder() / "start.lock"):
-        return _running() or _start(say)
+        return _running() or _start()
 
 
 def stop() -> BackgroundServer | None:
@@ -101,14 +101,14 @@ def _running() -> BackgroundServer | None:
     return server
 
 
-def _start(say: Callable[[str], None]) -> BackgroundServer:
+def _start() -> BackgroundServer:
     folder = runtime_folder()
     settings: dict[str, Any] = {} if os.environ.get(_IDLE_VARIABLE) else {"idle_exit_s": IDLE_EXIT_S}
     with _opened(folder / "life.lock") as life, _opened(folder / "server.log") as log:
         fcntl.flock(life, fcntl.LOCK_EX)
         server = StartedServer(settings, log, kept_open=[life.fileno()])
         _write(server, answers=False)
-        server.wait(say, f" (process {server.process.pid}), which ends when idle or by `attention stop`")
+        server.wait(f" (process {server.process.pid}), which ends when idle or by `attention stop`")
         server.leave()
         return _write(server, answers=True)
 

@@ -4,7 +4,6 @@ The server listens on a free loopback port, takes only the client's key, and end
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Generator, Mapping
 from functools import partial
@@ -109,11 +108,6 @@ def _started(models_dir: Folder | None, settings: Mapping[str, Any]) -> StartedS
     own = {} if models_dir is None else {"models_dir": models_dir}
     log = tempfile.TemporaryFile()  # noqa: SIM115 - the server writes it as long as it lives; it has no name
     started = StartedServer({**settings, **own, "parent_pid": os.getpid()}, log)
-    started.wait(_say)
+    started.wait()
     started.end_with_this()
     return started
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()

@@ -4,8 +4,9 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from http.client import HTTPConnection, HTTPException
@@ -58,20 +59,20 @@ class StartedServer:
         """Its address."""
         return f"http://{HOST}:{self.port}"
 
-    def wait(self, say: Callable[[str], None], about: str = "") -> None:
-        """Wait until it answers, and tell ``say`` of it in one line, with something ``about`` it.
+    def wait(self, about: str = "") -> None:
+        """Wait until it answers. A line on standard error tells of it, with something ``about`` it.
 
         Raises ServerNotStarted with its last lines if it ends.
         """
         began = time.monotonic()
-        say(f"starting a server on {self.url}{about} … ")
+        _say(f"starting a server on {self.url}{about} … ")
         try:
             self._wait_until(began + _START_S)
         except BaseException:
-            say("\n")
+            _say("\n")
             self.end()
             raise
-        say(f"ready after {time.monotonic() - began:.1f} s\n")
+        _say(f"ready after {time.monotonic() - began:.1f} s\n")
 
     def _wait_until(self, deadline: float) -> None:
         tries = 2  # somebody may take the port before the server does
@@ -115,6 +116,11 @@ def end(process: "subprocess.Popen[bytes]", log: IO[bytes], owner: int) -> None:
         process.kill()
         process.wait()
     log.close()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def _is_ready(port: int) -> bool:

@@ -143,7 +143,7 @@ def test_a_server_whose_starter_was_killed_is_replaced(tmp_path, monkeypatch):
 
     monkeypatch.setattr(started_server.StartedServer, "wait", killed)
     with pytest.raises(SystemError):
-        background_server.running_or_started(print)
+        background_server.running_or_started()
     assert background_server._is_alive()
     assert background_server.running() is None
     assert begun[0].wait(10) != 0

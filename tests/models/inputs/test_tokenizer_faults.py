@@ -3,7 +3,7 @@
 import pytest
 
 from attention_contract.errors import InvalidRequest
-from attention_service.models.inputs.tokenizer_faults import is_panic, tokenizer_faults
+from attention_service.models.inputs.tokenizer_faults import is_fault, tokenizer_faults
 
 PANIC = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 """A class like that of panics in Rust, which is no Exception."""
@@ -22,4 +22,10 @@ def test_others_pass_as_they_are(fault):
     with pytest.raises(type(fault)) as caught, tokenizer_faults("text"):
         raise fault
     assert caught.value is fault
-    assert not is_panic(fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "caught"), [(Exception(), True), (PANIC(), True), (SystemExit(1), False), (KeyboardInterrupt(), False)]
+)
+def test_a_panic_is_a_fault_and_the_end_of_a_program_is_none(fault, caught):
+    assert is_fault(fault) == caught

@@ -8,9 +8,9 @@ from attention_contract.errors import AttentionError, InvalidRequest
 _MAX_REASON = 200
 
 
-def is_panic(fault: BaseException) -> bool:
-    """True for a panic of a package in Rust, which is no Exception of Python."""
-    return type(fault).__module__ == "pyo3_runtime"
+def is_fault(fault: BaseException) -> bool:
+    """True for an Exception, and for a panic of a package in Rust, which is none: for all but what ends a program."""
+    return isinstance(fault, Exception) or type(fault).__module__ == "pyo3_runtime"
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def tokenizer_faults(param: str) -> Iterator[None]:
     except AttentionError:
         raise
     except BaseException as fault:
-        if not isinstance(fault, Exception) and not is_panic(fault):
+        if not is_fault(fault):
             raise
         reason = f"{type(fault).__name__}: {' '.join(str(fault).split())}"[:_MAX_REASON]
         raise InvalidRequest.at(

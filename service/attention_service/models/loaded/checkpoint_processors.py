@@ -25,7 +25,7 @@ from transformers.models.auto import processing_auto
 
 from attention_service.models.gguf_facts import takes_of
 from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
-from attention_service.models.inputs.tokenizer_faults import is_panic
+from attention_service.models.inputs.tokenizer_faults import is_fault
 from attention_service.models.tokenizer_files import TEKKEN, TEMPLATES, Vocabulary, vocabulary_of
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
 
@@ -65,7 +65,7 @@ def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase |
     try:
         found = _read_gguf(folder, config) if vocabulary is None else _read_files(folder, config, vocabulary)
     except BaseException as fault:  # whatever its files do to the package tokenizers
-        if not isinstance(fault, Exception) and not is_panic(fault):
+        if not is_fault(fault):
             raise
         reason = " ".join(reason_of(fault, folder).split())
         return None, f"{type(fault).__name__}: {reason}"[:400]

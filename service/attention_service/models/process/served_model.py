@@ -14,7 +14,7 @@ from attention_service.models.answers.joined_questions import joined_replies
 from attention_service.models.costs.model_pace import times_of
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
-from attention_service.models.inputs.tokenizer_faults import is_panic
+from attention_service.models.inputs.tokenizer_faults import is_fault
 from attention_service.models.loaded.adapters import needed_bytes
 from attention_service.models.loaded.checkpoint_processors import reason_of
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -60,7 +60,7 @@ class ServedModel:
         except AttentionError:
             raise
         except BaseException as fault:  # whatever a checkpoint does to the code of its model
-            if is_out_of_memory(fault) or not (isinstance(fault, Exception) or is_panic(fault)):
+            if is_out_of_memory(fault) or not is_fault(fault):
                 raise
             reason = " ".join(reason_of(fault, folder).split())[:_MAX_REASON]
             raise InvalidCheckpoint.at(

@@ -1,11 +1,11 @@
 """Entries of a config that timm or OpenCLIP wrote, each read as the type that it must have, or refused by its name."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from attention_contract.errors import InvalidCheckpoint
+from attention_service.modules.checkpoints.family import is_number
 
 _LARGEST_SIDE: Final = 2**14
 """Pixels."""
@@ -61,7 +61,7 @@ class TowerEntries:
         found = self.stated.get(name)
         if found is None:
             return default
-        if not _is_number(found) or not least <= found <= most:
+        if not is_number(found) or not least <= found <= most:
             raise self.wrong(name, f"a number from {least} to {most}")
         return float(found)
 
@@ -69,7 +69,7 @@ class TowerEntries:
         """A number for each of three colours, from a list of them, or from one for all."""
         found = self.stated.get(name)
         values = default if found is None else found if isinstance(found, list | tuple) else [found] * 3
-        if len(values) != 3 or not all(_is_number(each) and abs(each) <= _LARGEST_NUMBER for each in values):
+        if len(values) != 3 or not all(is_number(each) and abs(each) <= _LARGEST_NUMBER for each in values):
             raise self.wrong(name, "three numbers")
         return tuple(map(float, values))
 
@@ -80,7 +80,3 @@ class TowerEntries:
         if len(sides) != 2 or not all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in sides):
             raise self.wrong(name, f"a size in pixels of 1 to {_LARGEST_SIDE}")
         return sides[0], sides[1]
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in {int, float} and math.isfinite(value)

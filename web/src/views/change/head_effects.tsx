@@ -59,7 +59,8 @@ export function HeadEffects({ model, input, of, layerRef, alone = false, pick, a
   const measures: [string, string][] = [["value", `${log} lost without the head`], ...(effects.divergence ? [["divergence", "divergence of the prediction, nats"] as [string, string]] : [])];
   const [measure, title] = measures.find(([each]) => each === params.by_effect) ?? measures[0];
   const signed = measure === "value";
-  const numbers = (signed ? effects.value.map((row) => row.map((each) => -each)) : effects.divergence) ?? []; // what helps is above 0, as in Context and Gradient
+  const lost = effects.value.map((row) => row.map((each) => -each)); // what helps is above 0, as in Context and Gradient
+  const numbers = (signed ? lost : effects.divergence) ?? [];
   const all = matrix(refs.length, swept.length, Float32Array.from(numbers.flat(), (each) => (Number.isFinite(each) ? settled(each) : 0)));
   const rows = refs.map((ref) => (/^\d+$/.test(String(ref)) ? `L${ref}` : String(ref)));
   const columns = swept.map((head) => headName("", head));
@@ -67,7 +68,7 @@ export function HeadEffects({ model, input, of, layerRef, alone = false, pick, a
   const at = Math.max(0, refs.findIndex((ref) => String(ref) === layerRef));
   const heads = swept.filter((_, i) => Number.isFinite(effects.value[at]?.[i]));
   const names = heads.map((head) => headName(refs[at], head));
-  const losses = heads.map((head) => settled(-effects.value[at][swept.indexOf(head)]));
+  const losses = heads.map((head) => settled(lost[at][swept.indexOf(head)]));
   return (
     <div aria-busy={busy}>
       <Controls summary={title}><Choice wide label="Effect" value={measure} set={(each) => go({ by_effect: each === "value" ? "" : each })} options={measures} /></Controls>

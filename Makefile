@@ -40,10 +40,10 @@ web: web/node_modules/.package-lock.json ## Check the page's sources, test them,
 	cd web && npm run --silent check && npm run --silent bundle
 
 test: $(VENV)/.test ## Run the tests but for the long walks and the browser's (ARGS go to pytest)
-	$(PYTEST) -m "not slow and not browser" $(ARGS)
+	$(PYTEST) -m "not slow and not browser" --ignore tests/web $(ARGS)
 
 test-more: $(VENV)/.dev ## Run the files of tests that ask for a library of the extra dev, which `make test` skips without it
-	$(PYTEST) -m "not slow and not browser" $$($(BIN)/python -m tests.extras) $(ARGS)
+	$(PYTEST) -m "not slow and not browser" $$($(BIN)/python -m tools.extras) $(ARGS)
 
 # The newer Pythons that are here, on PATH or made by pyenv.
 NEWER = $(foreach version,3.12 3.13,$(shell for p in python$(version) $$HOME/.pyenv/versions/$(version).*/bin/python; do \
@@ -69,10 +69,10 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile, com
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p attention_contract -p attention_pictures -p attention_transformers -p attention_client -p attention_service
-	$(BIN)/python -m tests.docs.typed_snippets
+	$(BIN)/python -m tools.docs.typed_snippets
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.web.built_page
+	$(BIN)/python -m tools.built_page
 	$(BIN)/hadolint Dockerfile deploy/space/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -102,28 +102,28 @@ bench-model-peers: $(VENV)/.dev ## Install other servers of whole models, each a
 	$(BIN)/python -m benchmarks.model_peers --output benchmarks/results/model_peers.md $(ARGS)
 
 check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Python, TypeScript and Go, and ask a server by each
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.clients
 
 release: | $(BIN)/python ## Build sdist, wheel, SBOM, images and chart, and try the wheel (VERSION=X.Y.Z names the version first)
 	$(BIN)/python deploy/release.py $(VERSION)
 
 test-interop: $(VENV)/.test ## Ask a server by tritonclient, KServe's client, and the suites of MCP and Open Responses, each apart
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.interop
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.interop
 
 findings: ## Run every finding about other libraries (needs a network; not part of CI)
 	@failed=0; for each in docs/findings/*.sh; do echo "$$each"; sh "$$each" || { echo "  exit status $$?"; failed=1; }; done; exit $$failed
 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.proof.openapi_walk $(ARGS)
 
 fuzz: $(VENV)/.dev ## Fuzz every reader of input with a million inputs, 20,000 whole requests and 6,000 damaged folders (ARGS="--inputs 20000" for fewer)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz $(ARGS)
 
 soak: $(VENV)/.dev ## Do everything at once for 15 minutes and look for growth and leaks (MINUTES=1 for less)
-	$(BIN)/python -m tests.proof.soak --minutes $(or $(MINUTES),15) $(ARGS)
+	$(BIN)/python -m tools.proof.soak --minutes $(or $(MINUTES),15) $(ARGS)
 
 chaos: $(VENV)/.dev ## Kill servers, fill the disk, overload, read slowly (ARGS=overload for one of them)
-	$(BIN)/python -m tests.proof.chaos $(ARGS)
+	$(BIN)/python -m tools.proof.chaos $(ARGS)
 
 constraints: ## Pin the newest versions in constraints.txt (torch keeps its pin; edit that line by hand)
 	rm -rf .cache/constraints

@@ -1,9 +1,11 @@
 """Many callers of one whole model over HTTP, beside one batch of transformers with as many texts.
 
-``python -m benchmarks.callers --callers 1,4,16`` prints the table; ``--output FILE`` writes it.
+``python -m benchmarks.callers --callers 1,4,16`` prints the table; ``--output FILE`` writes it. ``--checkpoint``
+takes a trained model in place of the random one.
 """
 
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,16 +28,22 @@ from benchmarks.processes import Running, cores_for, free_port, running
 from benchmarks.tables import short, table
 
 NEW, ROUNDS, CALLERS = 48, 5, (1, 4, 16)
+REPEATS: Final = 10
+"""Requests of a caller in a round, of those that take a few milliseconds."""
+_PAUSE_S: Final = 0.2
 CONFIG: Final = {
     "vocab_size": 8000, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6,
     "num_attention_heads": 6, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
-TEXT = f"""A Llama of 6 layers of 6 heads and 384 features with random parameters, float32, tokens in.
-Each caller sends one request a round over a connection of its own; {NEW} greedy tokens a generation. The baseline is
-one call of transformers for all texts together, filled up at the left, with as many threads: `generate` with `sdpa`
-attention, or one pass with eager attention and `output_attentions`. Rounds of both take turns; `of one batch` is the
-median of the ratios of their rates, and `cpu` the processor seconds of the server and its processes for each request.
+_HOW: Final = f"""In a round, each caller sends one generation of {NEW} greedy tokens, or {REPEATS} other requests in
+turn, over its own connection. The baseline is one call of transformers for all texts together, filled up at the left,
+with as many threads: `generate` with `sdpa` attention, or as many passes with eager attention and
+`output_attentions`. Rounds of both take turns, with a pause in which the threads of one stop spinning; `of one batch`
+is the median of the ratios of their rates, and `cpu` the processor seconds of the server and its processes for each
+request.
 """
+TEXT: Final = f"""A Llama of 6 layers of 6 heads and 384 features with random parameters, float32, tokens in.
+{_HOW}"""
 Texts = Sequence[list[int]]
 
 
@@ -51,10 +59,15 @@ class Server:
         """Send one request."""
         return self._client.post(path, json=body).raise_for_status()
 
-    def together(self, bodies: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Send a request for each caller at once, and wait for all."""
-        for each in [self._callers.submit(self.send, *body) for body in bodies]:
-            each.result()
+    def together(self, requests: Sequence[Sequence[tuple[str, dict[str, Any]]]]) -> None:
+        """Send the requests of all callers, of each caller one after the other, and wait for all."""
+
+        def send_all(bodies: Sequence[tuple[str, dict[str, Any]]]) -> None:
+            for body in bodies:
+                self.send(*body)
+
+        for caller in [self._callers.submit(send_all, bodies) for bodies in requests]:
+            caller.result()
 
     def first_token(self, ids: list[int]) -> float:
         """Return the seconds until a generation's first token has come."""
@@ -99,15 +112,15 @@ class Server:
         return sum(sum(psutil.Process(each.pid).cpu_times()[:2]) for each in self._process.family())
 
 
-def rows(callers: Sequence[int], rounds: int, threads: int, folder: Path) -> Iterator[str]:
-    """The table, line by line."""
+def rows(
+    callers: Sequence[int], rounds: int, threads: int, folder: Path, checkpoint: Path | None = None
+) -> Iterator[str]:
+    """The table, line by line. ``checkpoint``: a folder, or a GGUF file."""
     yield f"\n## With {threads} thread{'s' * (threads > 1)}\n"
     yield table(["asked", "callers", "of one batch", "requests/s", "batch", "cpu, s"], [])
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).eval()
-    model.save_pretrained(folder / "models" / "llama")
-    letters().save_pretrained(folder / "models" / "llama")
+    model = _model(folder / "models" / "llama", checkpoint)
     command = [str(Path(sys.executable).with_name("attention")), "serve", "--models-dir", str(folder / "models")]
     port = free_port()
     with running(
@@ -134,6 +147,21 @@ def rows(callers: Sequence[int], rounds: int, threads: int, folder: Path) -> Ite
             took = [[server.conversation(3 + at, new, alone=alone) for alone in (False, True)] for at in range(rounds)]
             ratio = median(kept / whole for kept, whole in took)
             yield f"Five turns of {new} new tokens: {ratio:.2f} of the time of those that read all of it again"
+
+
+def _model(folder: Path, checkpoint: Path | None) -> Any:
+    """The model that the folder then holds."""
+    if checkpoint is None:
+        model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).eval()
+        model.save_pretrained(folder)
+        letters().save_pretrained(folder)
+        return model
+    if checkpoint.is_dir():
+        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(checkpoint, folder)
+    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=checkpoint.name, dtype=torch.float32).eval()
 
 
 def cases() -> Iterator[tuple[str, tuple[int, int], Callable[[list[int]], Any], Callable[[Any, Texts], None]]]:
@@ -193,17 +221,20 @@ def _row(
     baseline: Callable[[Any, Texts], None], rounds: int,
 ) -> str:  # fmt: skip
     found = []
+    repeats = 1 if baseline is generated else REPEATS
     for number in range(rounds + 1):  # the first warms up
-        theirs = timed(partial(baseline, model, texts))
+        time.sleep(_PAUSE_S)
+        theirs = timed(lambda: [baseline(model, texts) for _ in range(repeats)])
+        time.sleep(_PAUSE_S)
         before = server.seconds()
-        others = [[3 + number, *ids[1:]] for ids in texts]  # nobody reads on from the texts of a round before
-        ours = timed(partial(server.together, [body(ids) for ids in others]))
+        firsts = range(3 + number * repeats, 3 + (number + 1) * repeats)  # nobody reads on from an earlier text
+        ours = timed(partial(server.together, [[body([first, *ids[1:]]) for first in firsts] for ids in texts]))
         if number:
             found.append((ours, theirs, server.seconds() - before))
     ours, theirs, used = (median(each) for each in zip(*found, strict=True))
     ratio = median(theirs / ours for ours, theirs, _ in found)
-    count = len(texts)
-    cells = [name, str(count), f"{ratio:.2f}", short(count / ours), short(count / theirs), short(used / count)]
+    count = len(texts) * repeats
+    cells = [name, str(len(texts)), f"{ratio:.2f}", short(count / ours), short(count / theirs), short(used / count)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -223,11 +254,15 @@ def main() -> None:
         default=sorted({1, torch.get_num_threads()}),
         help="of the model, and of transformers; default: one, and those of the machine",
     )  # fmt: skip
+    arguments.add_argument("--checkpoint", type=Path, help="a folder, or a GGUF file; default: a random model")
     options = arguments.parse_args()
     rounds = options.rounds or (fewer(ROUNDS) if options.quick else ROUNDS)
     with TemporaryDirectory() as folder:
-        lines = chain.from_iterable(rows(options.callers, rounds, each, Path(folder)) for each in options.threads)
-        publish("Many callers of one model", TEXT, lines, options.output, ("torch", "transformers"))
+        lines = chain.from_iterable(
+            rows(options.callers, rounds, threads, Path(folder), options.checkpoint) for threads in options.threads
+        )
+        text = TEXT if options.checkpoint is None else f"The model is {options.checkpoint.name}. {_HOW}"
+        publish("Many callers of one model", text, lines, options.output, ("torch", "transformers"))
 
 
 if __name__ == "__main__":

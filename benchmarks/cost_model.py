@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attention_service.cost import Clock, Estimate
 from attention_service.runtime.device.torch_device import Device, measure_rates
 from attention_service.runtime.planning.learned_factors import SPACING_S, LearnedFactors
-from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.planning.prediction_accuracy import TimedRun
 from benchmarks.crossovers import crossovers
 from benchmarks.measured_requests import Bench, Measured
 
@@ -77,7 +77,9 @@ def learned(base: Clock, runs: Sequence[Measured]) -> Clock:
     """Return the clock that these runs teach."""
     factors = LearnedFactors(base)
     for at, one in enumerate(runs):
-        factors.see(Run(one.kernel, one.computation, one.predicted(base), one.median, 0), one.dtype, at * SPACING_S)
+        factors.see(
+            TimedRun(one.kernel, one.computation, one.predicted(base), one.median, 0), one.dtype, at * SPACING_S
+        )
     return factors.changed(0.0) or base
 
 

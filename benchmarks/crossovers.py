@@ -14,7 +14,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import complexity, forward
 from attention_service.runtime.operations.complexity.measured_crossover import CacheFiller, rounds
-from attention_service.runtime.operations.complexity.subjects import Place
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory
 from attention_service.runtime.scheduling.budget import Budget
 
 FREE_BYTES = 2**31
@@ -94,7 +94,7 @@ def _served(device: Device) -> list[Crossover]:
     request = RawComplexityRequest(
         shape=Shape(queries=LENGTHS[0]), num_heads=HEADS, head_dim=WIDTH, spec=first.spec, compare=compared
     )
-    place = Place(device, FREE_BYTES, FREE_BYTES)
+    place = DeviceMemory(device, FREE_BYTES, FREE_BYTES)
     budget = Budget(FREE_BYTES, FREE_BYTES, lambda: 0, 1)
 
     async def run(work: Callable[[], ResultT]) -> ResultT:

@@ -28,6 +28,7 @@ from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device.torch_device import Device
 from benchmarks.decode_peers import Peer, peers
 from benchmarks.page import fewer, parser, publish
@@ -236,7 +237,9 @@ def _memory(server: Running) -> str:
 async def in_process(folder: Path, rounds: int) -> str:
     """A step over a long past, and one beside idle sessions; on one thread, without HTTP."""
     torch.set_num_threads(1)
-    engines = [Engine(folder / name, Device.open("cpu"), memory_budget=2**33) for name in ("alone", "crowded")]
+    engines = [
+        Engine(folder / name, Device.open("cpu"), EngineSettings(memory_budget=2**33)) for name in ("alone", "crowded")
+    ]
     rng = np.random.default_rng(0)
     ids = []
     for engine in engines:

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.kv_cache.attention import Runs, attend_in_place
-from attention_service.core.kv_cache.runs import Run
+from attention_service.core.kv_cache.runs import SlotRun
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 
@@ -74,7 +74,7 @@ class Memory:
 
     def whole(self, shape: Shape) -> list[Runs]:
         """All keys of each sequence."""
-        return [[Run(self, i * shape.keys, shape.keys)] for i in range(shape.sequences)]
+        return [[SlotRun(self, i * shape.keys, shape.keys)] for i in range(shape.sequences)]
 
 
 SHAPES = (
@@ -109,7 +109,7 @@ def dtypes_and_runs() -> Iterator[Case]:
         half = in_place(q.to(dtype), Memory.of(k.to(dtype), v.to(dtype)).whole(shape))
         yield Case(f"in place, {Shape(16, 512, 12, 12, 32, dtype)}", half, "in place, float32", whole)
     starts = torch.randperm(shape.keys // PAGE).mul(PAGE).tolist()
-    pages = [[Run(memory, i * shape.keys + start, PAGE) for start in starts] for i in range(shape.sequences)]
+    pages = [[SlotRun(memory, i * shape.keys + start, PAGE) for start in starts] for i in range(shape.sequences)]
     yield Case(f"in place, {shape}, every page apart", in_place(q, pages), "in place, one run", whole)
 
 
@@ -122,8 +122,8 @@ def forks(sequences: int = 16, prefix: int = 4096, own: int = 10) -> Iterator[Ca
     ):
         shape = Shape(sequences, prefix + own, heads, kv_heads, width, dtype)
         q, memory = shape.queries(), Memory.of(*shape.cache())
-        first = Run(memory, 0, prefix)
-        shared = [[first, Run(memory, i * shape.keys + prefix, own)] for i in range(sequences)]
+        first = SlotRun(memory, 0, prefix)
+        shared = [[first, SlotRun(memory, i * shape.keys + prefix, own)] for i in range(sequences)]
         apart = in_place(q, memory.whole(shape))
         yield Case(f"forks of {prefix:,}, {shape}", in_place(q, shared), "without sharing", apart)
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attention_contract.schemas.openai import CompletionRequest
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import lines_of
 from attention_service.runtime.device.torch_device import Device

@@ -49,7 +49,7 @@ STEPS = (
     Step(
         "walk",
         "every model type beside its eager self, both on the GPU",
-        "python -m tests.models_walk --device cuda --jobs 8 --output .cache/gpu-hour/models-table.md",
+        "python -m tools.models_walk --device cuda --jobs 8 --output .cache/gpu-hour/models-table.md",
         10,
     ),
     Step("kernels", "kernels, a long request and HTTP beside the bare kernels", "python -m benchmarks.cuda", 15),

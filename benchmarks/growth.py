@@ -29,7 +29,7 @@ from attention_service.core.registry import variants
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity.growth import growth
-from attention_service.runtime.operations.complexity.subjects import OUTPUT, Place, Subject
+from attention_service.runtime.operations.complexity.subjects import OUTPUT, DeviceMemory, Subject
 from attention_service.runtime.planning.blank_requests import new_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 
@@ -181,7 +181,7 @@ def _peak(run: Callable[[], object]) -> int:
 def row(case: Case, device: Device, lengths: list[int], rounds: int, most_seconds: float) -> str:
     """Return one line of the table."""
     largest = blank(case.spec, lengths[-1], device)
-    subject = Subject(case.name, largest, OUTPUT, case.kernel, Place(device, FREE_BYTES, FREE_BYTES))
+    subject = Subject(case.name, largest, OUTPUT, case.kernel, DeviceMemory(device, FREE_BYTES, FREE_BYTES))
     kernel = subject.kernel_of(largest)
     found = measured(case, kernel, lengths, rounds, most_seconds)
     times = [f"{found.seconds[n] * 1e3:.1f}" if n in found.seconds else "" for n in lengths]

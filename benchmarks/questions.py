@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from attention_client import Client
-from attention_contract.schemas.weights import NEEDS_NEEDLE, OF_SOME_ATTENTIONS, StatisticName
+from attention_contract.schemas.weights import NEEDS_NEEDLE, NEEDS_PAIRS, OF_SOME_ATTENTIONS, StatisticName
 from benchmarks.page import parser, publish
 from benchmarks.processes import Running, cores_for, free_port, running, surroundings
 from benchmarks.tables import short, table
@@ -35,7 +35,9 @@ CONFIG: Final = {
     "num_key_value_heads": 8, "max_position_embeddings": 4096,
 }  # fmt: skip
 STATISTICS: Final = tuple(
-    name for name in get_args(StatisticName) if name not in {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE}
+    name
+    for name in get_args(StatisticName)
+    if name not in {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE, *NEEDS_PAIRS}
 )
 EAGER: Final = "eager, weights"
 TEXT = """A Llama of 4 layers, 8 heads and 256 features with random parameters, float32, tokens in. `s` are the

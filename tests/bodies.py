@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from attention_service.runtime.scheduling.budget import Body, Budget
+from attention_service.runtime.scheduling.budget import BodyMemory, Budget
 
 
 @contextmanager
-def body_of(budget: Budget) -> Iterator[Body]:
+def body_of(budget: Budget) -> Iterator[BodyMemory]:
     """Count a body until the block ends."""
-    body = Body(budget)
+    body = BodyMemory(budget)
     try:
         yield body
     finally:

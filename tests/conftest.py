@@ -164,7 +164,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     import structlog
 
     from attention_service.api.app import create_app
-    from attention_service.api.serving import Server
+    from attention_service.api.serving import DrainingServer
     from attention_service.cost import Rates
     from attention_service.models.server import worker_process
     from attention_service.settings import Settings
@@ -176,7 +176,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
     usual = {"_env_file": None, "models_dir": models_dir, "calibrate": False, "log_level": "warning"}
     app = create_app(Settings(**usual | settings))
-    server = Server(app, timeout_graceful_shutdown=5)
+    server = DrainingServer(app, timeout_graceful_shutdown=5)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     scheme = "https" if "ssl_certfile" in settings else "http"

@@ -459,6 +459,8 @@ def _edited(request: IfRequested, tap: str, x: Tensor) -> Tensor:
         part = x[index]
         if "value" in edit:
             new = torch.from_numpy(np.asarray(edit["value"], np.float64)).expand(part.shape)
+        elif "add" in edit:
+            new = part + torch.from_numpy(np.asarray(edit["add"], np.float64))
         else:
             new = part * edit["scale"] if "scale" in edit else torch.full_like(part, edit["set"])
         x = x.index_put(index, new)

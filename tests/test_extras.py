@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import extras
+from tools import extras
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def test_the_extra_of_the_client_has_no_torch():
         ("import pytest\nonnx = pytest.importorskip('onnx.helper')\nfrom onnx import numpy_helper", set()),
         ("import onnx\nonnx = pytest.importorskip('onnx')", {"onnx"}),
         ("def late():\n    import onnx", set()),
-        ("import json, tests.examples.notebook_outputs", {"nbclient", "nbformat"}),
-        ("from tests.examples import notebook_outputs", {"nbclient", "nbformat"}),
+        ("import json, tools.docs.notebook_outputs", {"nbclient", "nbformat"}),
+        ("from tools.docs import notebook_outputs", {"nbclient", "nbformat"}),
         ("from tests.examples import test_notebooks", {"nbclient", "nbformat"}),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import onnx", set()),
     ],

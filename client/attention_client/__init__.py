@@ -56,9 +56,9 @@ def __getattr__(name: str) -> Any:
         return [*_PLACES, *import_module(_ERRORS).__all__]
     if name not in _PLACES and (name.startswith("_") or name not in import_module(_ERRORS).__all__):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_PLACES.get(name, _ERRORS)), name)
-    globals()[name] = found
-    return found
+    attribute = getattr(import_module(_PLACES.get(name, _ERRORS)), name)
+    globals()[name] = attribute
+    return attribute
 
 
 def __dir__() -> list[str]:

@@ -10,9 +10,11 @@ from attention_contract.schemas.analyses.attribution import Readout
 from attention_contract.schemas.analyses.context import ContextSource
 from attention_contract.schemas.analyses.effects import SweptEdit
 from attention_contract.schemas.analyses.hopfield import Projections
+from attention_contract.schemas.analyses.integrated_gradients import IntegratedGradients
 from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
 from attention_contract.schemas.analyses.model_paths import PathReceivers, PathSenders
-from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
+from attention_contract.schemas.analyses.probes import StateFeature, StatisticFeature, VectorFeature, Watch
+from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select, WeightsSelect
 from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
 from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, ModelStatisticOptions, PredictedLogit
@@ -26,11 +28,13 @@ from attention_contract.spec import AttentionSpec
 ConfigLike = ModuleConfig | Mapping[str, Any]
 SpecLike = AttentionSpec | Mapping[str, Any]
 SelectLike = Select | Mapping[str, Sequence[int]]
+WeightsSelectLike = WeightsSelect | SelectLike
 EditLike = Edit | Mapping[str, Any]
 SweptEditLike = SweptEdit | Mapping[str, Any]
 ModelSweptEditLike = ModelSweptEdit | Mapping[str, Any]
 PathSendersLike = PathSenders | Mapping[str, Any]
 PathReceiversLike = PathReceivers | Mapping[str, Any]
+ProbeFeatureLike = StateFeature | StatisticFeature | VectorFeature | Mapping[str, Any]
 DropoutLike = Dropout | Mapping[str, Any]
 AlternativeLike = Alternative | Mapping[str, Any]
 SessionShapeLike = SessionShape | Mapping[str, Any]
@@ -76,22 +80,25 @@ class SelectedFields(ModelFields, total=False):
 class ModelForwardFields(SelectedFields, total=False):
     """The fields of a model's forward request that are None by default."""
 
-    positions: Sequence[int] | None
+    positions: Sequence[int] | Sequence[Sequence[int]] | None
     compare: Literal["unedited", "base"] | None
+    likelihood: Literal["masked"] | None
+    watch: Sequence[Watch | Mapping[str, Any]]
 
 
 class ModelGradientsFields(SelectedFields, total=False):
     """The fields of a request for a model's gradients that are None by default."""
 
     of: PredictedLogit | GivenAnswer | GivenUpstream | Mapping[str, Any] | None
-    integrated: int | None
+    integrated: int | IntegratedGradients | Mapping[str, Any] | None
 
 
 class ModelLensFields(ModelFields, total=False):
     """The fields of a request for a lens that are None by default."""
 
     lens: str | None
-    positions: Sequence[int] | None
+    positions: Sequence[int] | Sequence[Sequence[int]] | None
+    labels: Sequence[str] | None
 
 
 class ModelEffectsFields(ModelFields, total=False):
@@ -101,11 +108,15 @@ class ModelEffectsFields(ModelFields, total=False):
     from_: PathSendersLike | None
     to: PathReceiversLike | None
     of: PredictedLogit | GivenAnswer | GivenUpstream | Mapping[str, Any] | None
+    labels: Sequence[str] | None
 
 
-class ModelWeightsFields(SelectedFields, total=False):
+class ModelWeightsFields(ModelFields, total=False):
     """The fields of a request for a model's weights that are None by default."""
 
+    select: WeightsSelectLike | None
+    labels: Sequence[str] | None
+    query_labels: Sequence[str] | None
     pool: int | None
     statistics: Sequence[StatisticName] | None
     statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
@@ -199,7 +210,7 @@ class ForwardFields(EditedFields, total=False):
 class WeightsFields(EditedFields, total=False):
     """The fields of a request for weights that are None by default; see ``Client.weights``."""
 
-    select: SelectLike | None
+    select: WeightsSelectLike | None
     pool: int | None
     query_mask: TensorLike | None
     statistics: Sequence[StatisticName] | None

@@ -13,7 +13,7 @@ import httpx
 from attention_client import replies
 from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Awaited
-from attention_client.client_base import ClientBase, Exchange
+from attention_client.client_base import CallExchange, ClientBase
 from attention_client.large_bodies import received_in_chunks
 from attention_client.many_requests import Errors, Many, bar, in_tasks
 from attention_client.plots import AsyncPlot
@@ -57,14 +57,14 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
-        return await self._tried(Exchange.of(call, self._policy), self._whole)
+        return await self._tried(CallExchange.of(call, self._policy), self._whole)
 
     async def pieces(self, call: Call[ReplyT]) -> AsyncIterator[ReplyT]:
         """Send a call whose reply comes as server-sent events, and yield each when it comes.
 
         A fault before the first one is repeated as by ``send``.
         """
-        exchange = Exchange.of(call, self._policy)
+        exchange = CallExchange.of(call, self._policy)
         response = await self._tried(exchange, self._begun)
         try:
             async for line in response.aiter_lines():
@@ -77,7 +77,9 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
             await response.aclose()
 
     async def _tried(
-        self, exchange: Exchange[ReplyT], receive: Callable[[Exchange[ReplyT], httpx.Response], Awaitable[AnswerT]]
+        self,
+        exchange: CallExchange[ReplyT],
+        receive: Callable[[CallExchange[ReplyT], httpx.Response], Awaitable[AnswerT]],
     ) -> AnswerT:
         """Send the request until an attempt is received without a fault, or the attempts end."""
         while True:
@@ -90,7 +92,7 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
             await anyio.sleep(seconds)
 
     @staticmethod
-    async def _whole(exchange: Exchange[ReplyT], response: httpx.Response) -> ReplyT:
+    async def _whole(exchange: CallExchange[ReplyT], response: httpx.Response) -> ReplyT:
         """The reply. Raises the error that the response holds."""
         try:
             content = await received_in_chunks(response, exchange.attempts.check)
@@ -98,7 +100,7 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
             await response.aclose()
         return exchange.reply(response, content)
 
-    async def _begun(self, exchange: Exchange[ReplyT], response: httpx.Response) -> httpx.Response:
+    async def _begun(self, exchange: CallExchange[ReplyT], response: httpx.Response) -> httpx.Response:
         """The response whose pieces are still to come. Raises the error that it holds."""
         if not response.is_success:
             await self._whole(exchange, response)

@@ -13,7 +13,7 @@ import httpx
 from attention_client import replies
 from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Blocking
-from attention_client.client_base import ClientBase, Exchange
+from attention_client.client_base import CallExchange, ClientBase
 from attention_client.large_bodies import received
 from attention_client.many_requests import Errors, Many, bar, in_threads
 from attention_client.plots import Plot
@@ -26,7 +26,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True)
-class Body(httpx.SyncByteStream):
+class RepeatableBody(httpx.SyncByteStream):
     """A body in chunks that can be sent again; none is sent after the deadline."""
 
     chunks: list[bytes | memoryview]
@@ -64,14 +64,14 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport, Plot]):
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
-        return self._tried(Exchange.of(call, self._policy), self._whole)
+        return self._tried(CallExchange.of(call, self._policy), self._whole)
 
     def pieces(self, call: Call[ReplyT]) -> Iterator[ReplyT]:
         """Send a call whose reply comes as server-sent events, and yield each when it comes.
 
         A fault before the first one is repeated as by ``send``.
         """
-        exchange = Exchange.of(call, self._policy)
+        exchange = CallExchange.of(call, self._policy)
         response = self._tried(exchange, self._begun)
         try:
             for line in response.iter_lines():
@@ -84,20 +84,20 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport, Plot]):
             response.close()
 
     def _tried(
-        self, exchange: Exchange[ReplyT], receive: Callable[[Exchange[ReplyT], httpx.Response], AnswerT]
+        self, exchange: CallExchange[ReplyT], receive: Callable[[CallExchange[ReplyT], httpx.Response], AnswerT]
     ) -> AnswerT:
         """Send the request until an attempt is received without a fault, or the attempts end."""
         while True:
             response = None
             try:
-                response = self._http.send(exchange.request(self._http, self._address, Body), stream=True)
+                response = self._http.send(exchange.request(self._http, self._address, RepeatableBody), stream=True)
                 return receive(exchange, response)
             except (AttentionError, httpx.RequestError) as fault:
                 seconds = exchange.attempts.wait_after(fault, response)
             time.sleep(seconds)
 
     @staticmethod
-    def _whole(exchange: Exchange[ReplyT], response: httpx.Response) -> ReplyT:
+    def _whole(exchange: CallExchange[ReplyT], response: httpx.Response) -> ReplyT:
         """The reply. Raises the error that the response holds."""
         try:
             content = received(response, exchange.attempts.check)
@@ -105,7 +105,7 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport, Plot]):
             response.close()
         return exchange.reply(response, content)
 
-    def _begun(self, exchange: Exchange[ReplyT], response: httpx.Response) -> httpx.Response:
+    def _begun(self, exchange: CallExchange[ReplyT], response: httpx.Response) -> httpx.Response:
         """The response whose pieces are still to come. Raises the error that it holds."""
         if not response.is_success:
             self._whole(exchange, response)

@@ -1,4 +1,4 @@
-"""``ClientBase``: the settings, connections and groups of calls of a client; ``Exchange``: one call on its way."""
+"""``ClientBase``: the settings, connections and groups of calls of a client; ``CallExchange``: one call on its way."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import httpx
 from pydantic import SecretStr
 
 from attention_client import replies
-from attention_client.calls.base import Call, CallOptions, MediaType, Message, ReplyT
+from attention_client.calls.base import Call, CallOptions, HttpMessage, MediaType, ReplyT
 from attention_client.calls.method import Sender, WayT
 from attention_client.calls.question_calls import Questions
 from attention_client.connection_settings import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from attention_client.calls.recording_calls import Recordings
     from attention_client.calls.server_calls import Server
     from attention_client.calls.session_calls import Sessions
+    from attention_client.calls.vector_calls import Vectors
 
 Chunks = list[bytes | memoryview]
 HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
@@ -47,16 +48,16 @@ PlotT = TypeVar("PlotT", Plot, AsyncPlot)
 
 
 @dataclass(frozen=True)
-class Exchange(Generic[ReplyT]):
+class CallExchange(Generic[ReplyT]):
     """One call on its way: its message, and the attempts to send that and to receive the reply."""
 
     call: Call[ReplyT]
-    message: Message
+    message: HttpMessage
     headers: Mapping[str, str]
     attempts: Attempts
 
     @classmethod
-    def of(cls, call: Call[ReplyT], policy: CallPolicy) -> "Exchange[ReplyT]":
+    def of(cls, call: Call[ReplyT], policy: CallPolicy) -> "CallExchange[ReplyT]":
         """Encode a call under the policy of its client."""
         if (picture := picture_request.get()) is not None:
             call = picture.drawn(call)
@@ -110,6 +111,7 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
     recordings: "Recordings[WayT]" = _group("recording_calls", "Recordings")
     server: "Server[WayT]" = _group("server_calls", "Server")
     sessions: "Sessions[WayT]" = _group("session_calls", "Sessions")
+    vectors: "Vectors[WayT]" = _group("vector_calls", "Vectors")
 
     def __init__(
         self,

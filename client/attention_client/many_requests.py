@@ -33,10 +33,10 @@ class Many(Generic[AnswerT]):
         """Take one request after the other, until there are none or one has failed."""
         while True:
             with self._lock:
-                found = None if self._ended else next(self._requests, None)
-            if found is None:
+                request = None if self._ended else next(self._requests, None)
+            if request is None:
                 return
-            yield found
+            yield request
 
     def put(self, index: int, answer: AnswerT | AttentionError) -> None:
         """Note an answer. After an error nothing more is begun, unless errors are returned."""

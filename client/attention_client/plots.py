@@ -19,7 +19,7 @@ MEDIA_TYPES: Final = {ending: media_type for media_type, ending in PICTURES.item
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PictureForm:
     """The form and the look of the pictures that calls ask for."""
 
     media_type: str
@@ -52,7 +52,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Plot(Drawn):
+class Plot(PictureForm):
     """Pictures of replies, of a blocking client."""
 
     def of(self, method: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Picture:
@@ -66,7 +66,7 @@ class Plot(Drawn):
 
 
 @dataclass(frozen=True)
-class AsyncPlot(Drawn):
+class AsyncPlot(PictureForm):
     """Pictures of replies, of an awaited client."""
 
     async def of(self, method: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Picture:
@@ -75,7 +75,7 @@ class AsyncPlot(Drawn):
             return _picture(await method(*args, **kwargs))
 
 
-picture_request: ContextVar[Drawn | None] = ContextVar("picture_request", default=None)
+picture_request: ContextVar[PictureForm | None] = ContextVar("picture_request", default=None)
 """The form of the pictures that the caller asked for; None for replies as numbers."""
 
 

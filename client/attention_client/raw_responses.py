@@ -26,7 +26,7 @@ class RawResponse(Generic[AnswerT]):
 
 
 @dataclass
-class Kept:
+class KeptResponse:
     """The last response that a call received."""
 
     response: httpx.Response | None = None
@@ -39,14 +39,14 @@ class Kept:
         return RawResponse(self.response.status_code, self.response.headers, self.body, reply)
 
 
-kept_response: ContextVar[Kept | None] = ContextVar("kept", default=None)
+kept_response: ContextVar[KeptResponse | None] = ContextVar("kept", default=None)
 """The place of the response, of whoever asked for it."""
 
 
 @contextmanager
-def keeping() -> Iterator[Kept]:
+def keeping() -> Iterator[KeptResponse]:
     """Keep the responses of the calls that this thread or task makes within."""
-    kept = Kept()
+    kept = KeptResponse()
     token = kept_response.set(kept)
     try:
         yield kept

@@ -22,8 +22,9 @@ from attention_contract.errors import (
 )
 from attention_contract.operations import Operation
 from attention_contract.request_names import names_of
+from attention_contract.schemas.analyses.vectors import GgufFile
 from attention_contract.schemas.answers import Picture
-from attention_contract.wire import EVENTS, JSON, MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
+from attention_contract.wire import EVENTS, GGUF, JSON, MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
 
 
 def read(call: Call[ReplyT], response: httpx.Response, body: bytearray | memoryview) -> ReplyT:
@@ -56,6 +57,8 @@ def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearra
         return cast("ReplyT", None)
     if operation.reply is Picture and media_type in PICTURES:
         return cast("ReplyT", Picture(media_type=media_type, data=bytes(body)))
+    if operation.reply is GgufFile and media_type == GGUF:
+        return cast("ReplyT", GgufFile(data=bytes(body)))
     if media_type not in MEDIA_TYPES:
         raise _unexpected(response, media_type, body)
     return cast("ReplyT", _read_body(operation, response, body, media_type))

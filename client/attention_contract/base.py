@@ -90,10 +90,10 @@ def build_schemas(model: type[BaseModel] = WireModel) -> None:
     What is made of the models from then on, such as the adapters of FastAPI, is not deferred either: FastAPI silences
     a warning of pydantic about them only while it makes them.
     """
-    for each in model.__subclasses__():
-        each.model_config["defer_build"] = False
-        each.model_rebuild()
-        build_schemas(each)
+    for subclass in model.__subclasses__():
+        subclass.model_config["defer_build"] = False
+        subclass.model_rebuild()
+        build_schemas(subclass)
 
 
 def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:

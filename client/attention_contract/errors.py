@@ -44,6 +44,7 @@ __all__ = [
     "Overloaded",
     "ParameterNotFound",
     "PassNotFound",
+    "ProbeNotFound",
     "RecordingNotFound",
     "SessionGone",
     "SessionNotFound",
@@ -59,6 +60,7 @@ __all__ = [
     "Unavailable",
     "Unreadable",
     "UnsupportedMediaType",
+    "VectorNotFound",
     "VersionMismatch",
 ]  # fmt: skip
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -160,6 +162,14 @@ class RecordingNotFound(NotFound, title="No such recording"):
 
 class LensNotFound(NotFound, title="No such lens"):
     """The store holds no lens of this id."""
+
+
+class ProbeNotFound(NotFound, title="No such probe"):
+    """The store holds no probe of this id."""
+
+
+class VectorNotFound(NotFound, title="No such vector"):
+    """The store holds no steering vector of this id."""
 
 
 class PassNotFound(NotFound, title="No such pass is kept"):

@@ -240,17 +240,17 @@ def _count_lists(value: Any, what: str) -> int:
     count, level = 0, [value]
     for depth in range(MAX_DEPTH + 1):
         below: list[Any] = []
-        for each in level:
-            if isinstance(each, np.ndarray):
+        for item in level:
+            if isinstance(item, np.ndarray):
                 lists = 1
-                for size in each.shape[-2::-1]:  # [a, b, c] is one list of a lists of b lists
+                for size in item.shape[-2::-1]:  # [a, b, c] is one list of a lists of b lists
                     lists = 1 + size * lists
                 count += lists
-            elif isinstance(each, list | dict):
+            elif isinstance(item, list | dict):
                 if depth == MAX_DEPTH:
                     raise _too_deep(what)
                 count += 1
-                items = each.values() if isinstance(each, dict) else each
+                items = item.values() if isinstance(item, dict) else item
                 if not _NESTED.isdisjoint(map(type, items)):
                     below += items
         if not below:

@@ -86,8 +86,8 @@ def _array_pieces(array: Any, encoding: Encoding) -> Iterator[bytes]:
 def fields_on_wire(model: BaseModel) -> dict[str, Any]:
     """The values of a model by their name on the wire, without the null ones. Nested values stay as they are."""
     values = model.__dict__  # what a cached property keeps there is no field
-    found = {wire: value for name, wire in _names(type(model)) if (value := values[name]) is not None}
-    return found | model.__pydantic_extra__ if model.__pydantic_extra__ else found
+    fields = {wire: value for name, wire in _names(type(model)) if (value := values[name]) is not None}
+    return fields | model.__pydantic_extra__ if model.__pydantic_extra__ else fields
 
 
 @cache

@@ -33,7 +33,7 @@ AXES: Final[dict[str, tuple[str, ...]]] = {
 _NAME: Final = re.compile(r"(layers|encoder|decoder|vision)\.(?:(embeddings|final)|(\d{1,4})(\.cross)?\.([a-z_]+))")
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """The place of a tensor in a model."""
 
     stack: RecordedStack
@@ -54,15 +54,15 @@ class Place(NamedTuple):
         return "encoder" if self.cross else self.stack
 
 
-def place_of(name: str) -> Place | None:
+def place_of(name: str) -> TensorPlace | None:
     """The place that a tensor's name says; None for a name that no tensor of a recording has."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    stack, of_stack, number, cross, kind = found.groups()
+    stack, of_stack, number, cross, kind = match.groups()
     if of_stack:
-        return Place(stack, None, False, of_stack)  # type: ignore[arg-type]
-    place = Place(stack, int(number), cross is not None, kind)  # type: ignore[arg-type]
+        return TensorPlace(stack, None, False, of_stack)  # type: ignore[arg-type]
+    place = TensorPlace(stack, int(number), cross is not None, kind)  # type: ignore[arg-type]
     of_layer = kind in AXES and kind not in {"embeddings", "final"}
     return place if of_layer and not (cross and kind == "hidden") else None
 
@@ -87,11 +87,11 @@ def take(part: Sliceable, indices: tuple[Indices, ...]) -> Array:
     first, *rest = indices
     ranges = [each if isinstance(each, slice) else slice(min(each), max(each) + 1) for each in rest]
     rows = [first] if isinstance(first, slice) else [slice(index, index + 1) for index in first]
-    found = np.concatenate([np.asarray(part[(row, *ranges)]) for row in rows])
+    chosen = np.concatenate([np.asarray(part[(row, *ranges)]) for row in rows])
     for axis, each in enumerate(rest, 1):
         if isinstance(each, list):
-            found = found.take([index - min(each) for index in each], axis)
-    return found
+            chosen = chosen.take([index - min(each) for index in each], axis)
+    return chosen
 
 
 def take_pooled(part: Sliceable, indices: tuple[Indices, ...], pool: int) -> Array:
@@ -103,14 +103,14 @@ def take_pooled(part: Sliceable, indices: tuple[Indices, ...], pool: int) -> Arr
     height, many, columns = _strip(indices, pool), _count(queries), _count(keys)
     if not (_count(heads) and many and columns):
         return take(part, indices)[:, ::pool, ::pool]
-    found = []
+    blocks = []
     for head in range(_count(heads)):
         for start in range(0, many, height):
             block = take(part, (_some(heads, head, head + 1), _some(queries, start, start + height), keys))
             for axis in (1, 2):
                 block = np.maximum.reduceat(block, range(0, block.shape[axis], pool), axis)
-            found.append(block)
-    return np.concatenate(found, axis=1).reshape(_count(heads), -(-many // pool), -(-columns // pool))
+            blocks.append(block)
+    return np.concatenate(blocks, axis=1).reshape(_count(heads), -(-many // pool), -(-columns // pool))
 
 
 def taken_numbers(indices: tuple[Indices, ...], pool: int | None) -> int:

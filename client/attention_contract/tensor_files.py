@@ -20,7 +20,7 @@ from attention_contract.json_writing import are_plain, fields_on_wire, plain_sca
 from attention_contract.tensors import DTYPES, TensorFault, Untyped, checked_shape, dtype_name, from_buffer, nested
 from attention_contract.validation import clip, fields_of, members_of, validate
 
-Entry = Literal["request", "reply", "recording"]
+Entry = Literal["request", "reply", "recording", "lens"]
 """The metadata entry that holds all but the tensors."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

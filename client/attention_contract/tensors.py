@@ -144,8 +144,8 @@ def _from_numbers(numbers: list[Any]) -> NDArray[Any]:
     if kinds == {bool}:
         return np.array(numbers, np.bool_)
     if not kinds <= {int, float}:
-        found = ", ".join(sorted("null" if kind is type(None) else kind.__name__ for kind in kinds))
-        raise TensorFault(f"expected numbers only, or true and false only; got {found}")
+        kinds_named = ", ".join(sorted("null" if kind is type(None) else kind.__name__ for kind in kinds))
+        raise TensorFault(f"expected numbers only, or true and false only; got {kinds_named}")
     try:
         return np.array(numbers, np.int64 if kinds == {int} else np.float64)
     except OverflowError:

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
+from attention_contract.arrow_tables import TableForm
 from attention_contract.json_reading import TextSize, from_json, read_json
 from attention_contract.json_writing import to_json
 from attention_contract.tensor_files import (
@@ -26,11 +27,18 @@ VERSION_HEADER: Final = "attention-version"
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
 EVENTS: Final = "text/event-stream"
-PLAIN: Final = "text/plain"
 """Server-sent events: objects of OpenAI's API, as they are made."""
+PLAIN: Final = "text/plain"
+GGUF: Final = "application/vnd.gguf"
+"""Files of ggml: of steering vectors."""
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
 PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png", "application/pdf": "pdf"}
 """Media types of replies that can be drawn, and the ending of their files."""
+TABLES: Final[dict[str, TableForm]] = {
+    "application/vnd.apache.parquet": "parquet", "application/vnd.apache.arrow.file": "arrow",
+    "application/vnd.apache.arrow.stream": "stream",
+}  # fmt: skip
+"""Media types of replies that have rows, and the form of the table."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -49,6 +57,6 @@ def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding 
 
 
 __all__ = [
-    "EVENTS", "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "PLAIN", "SAFETENSORS", "from_body", "from_json",
-    "from_safetensors", "to_body", "to_json", "to_safetensors",
+    "EVENTS", "GGUF", "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "PLAIN", "SAFETENSORS", "TABLES", "from_body",
+    "from_json", "from_safetensors", "to_body", "to_json", "to_safetensors",
 ]  # fmt: skip

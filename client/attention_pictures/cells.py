@@ -17,7 +17,7 @@ _SEAM_POINTS: Final = 0.5
 """The width of a cell's edge in its own colour, without which programs show the background between two cells."""
 
 
-class _Cells(QuadMesh):
+class Cells(QuadMesh):
     """Cells whose edges cover the seams of a vector picture.
 
     The cells of a raster meet at whole pixels without them; an edge would cut a pixel off the corners.
@@ -29,13 +29,22 @@ class _Cells(QuadMesh):
         super().draw(renderer)
 
 
-def draw_cells(axes: Axes, cells: Numbers, norm: Normalize, colours: Any, *, total: int) -> ScalarMappable:
-    """Draw ``cells [rows, columns]``, the first row above. ``total``: the cells of all maps of the picture."""
-    if total > MOST_RECTANGLES:
-        return axes.imshow(cells, norm=norm, cmap=colours, interpolation="none", aspect="auto")
+def draw_cells(
+    axes: Axes, cells: Numbers, norm: Normalize, colours: Any, *, total: int,
+    place: tuple[float, float, float, float] | None = None,
+) -> ScalarMappable:  # fmt: skip
+    """Draw ``cells [rows, columns]``, the first row above. ``total``: the cells of all maps of the picture.
+
+    ``place``: left, top, width and height of one of several maps of the axes; by default it is all of them.
+    """
     rows, columns = cells.shape
-    corners = np.stack(np.meshgrid(np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5), axis=-1)
-    drawn = _Cells(corners, array=np.ma.masked_invalid(cells), norm=norm, cmap=colours, edgecolors="face")
+    left, top, width, height = place or (-0.5, -0.5, columns, rows)
+    if total > MOST_RECTANGLES:
+        extent = (left, left + width, top + height, top)
+        return axes.imshow(cells, norm=norm, cmap=colours, interpolation="none", aspect="auto", extent=extent)
+    across, down = left + np.arange(columns + 1) * (width / columns), top + np.arange(rows + 1) * (height / rows)
+    corners = np.stack(np.meshgrid(across, down), axis=-1)
+    drawn = Cells(corners, array=np.ma.masked_invalid(cells), norm=norm, cmap=colours, edgecolors="face")
     axes.add_collection(drawn)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     return drawn

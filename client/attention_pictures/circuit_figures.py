@@ -53,7 +53,7 @@ def _spectra(reply: CircuitsReply, options: PictureOptions, names: Names) -> Fig
     charts = [(title, lines[:MOST_ROWS]) for title, lines in charts]
     if any(len(lines) > _MOST_NAMED for _, lines in charts):
         notes.append(f"a legend names {_MOST_NAMED} lines of a chart; the colours run from its first to its last")
-    width = options.width / options.dpi
+    width = options.inches
     narrow = width < _NARROW_IN
     columns = max(1, int((width - _LEFT_IN) / _LEGEND_IN)) if narrow else 1
     legend = 0.13 * math.ceil(min(max(len(lines) for _, lines in charts), _MOST_NAMED) / columns) * narrow
@@ -110,16 +110,16 @@ def _table(reply: CircuitsReply, options: PictureOptions, names: Names) -> Figur
 
 def _composition(reply: CircuitsReply, options: PictureOptions, names: Names) -> Figure:
     """Draw the scores of each head with each later head, as one map for Q, K and V composition."""
-    found = reply.composition
-    maps = [] if found is None else [(part, getattr(found, part)) for part in "qkv"]
+    composition = reply.composition
+    maps = [] if composition is None else [(part, getattr(composition, part)) for part in "qkv"]
     present = [(f"{part.upper()} composition", values) for part, values in maps if values is not None]
-    if found is None or not present:
+    if composition is None or not present:
         raise InvalidRequest.at("with", "expected a later module, to draw composition scores")
     rows = [head_name(None, head) for head in np.atleast_1d(reply.heads)]
     columns = [head_name(None, head) for head in range(present[0][1].shape[-1])]
-    baseline = f"{found.baseline:.3f} if this head's outputs were rotated at random"
+    baseline = f"{composition.baseline:.3f} if this head's outputs were rotated at random"
     return heat_maps(
         np.stack([values for _, values in present]).astype(np.float32), [title for title, _ in present],
-        heading(names, f"composition with {found.module}", baseline), options,
+        heading(names, f"composition with {composition.module}", baseline), options,
         queries=rows, keys=columns, axes_names=("head", "later head"), quantity="score",
     )  # fmt: skip

@@ -35,19 +35,19 @@ def cost_lines(reply: ComplexityReply, sweep: Sweep, options: PictureOptions) ->
     Bands and crossovers that would hide their lines are omitted, with a note.
     """
     shown = reply.series
-    width, ink = options.width / options.dpi, SECOND[options.theme]
+    width, ink = options.inches, SECOND[options.theme]
     labels = [one.label for one in shown] + ["free"]
     columns = max(1, min(len(labels), int(width / (0.6 + 0.075 * max(map(len, labels))))))
     charts = (2, 1) if width < _NARROW_IN else (1, 2)
     height = charts[0] * (_CHART_IN - 1) + 1 + _AROUND_IN + _ROW_IN * -(-len(labels) // columns)
-    figure = Figure(figsize=(width, height), dpi=options.dpi, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=options.resolution, layout="constrained")
     time, memory = figure.subplots(*charts)
     banded = len(shown) <= _MOST_BANDS
     for one, look in zip(shown, _looks(), strict=False):
         _line(time, memory, one, sweep, look, banded=banded)
     notes = [] if banded else ["the intervals of times"]
     for axes, what in ((time, "time"), (memory, "peak_bytes")):
-        notes += _mark(axes, [found for found in reply.crossovers if found.of == what], sweep.values, ink)
+        notes += _mark(axes, [crossover for crossover in reply.crossovers if crossover.of == what], sweep.values, ink)
     memory.axhline(reply.limits.free_bytes, color=ink, linewidth=0.8, linestyle=":", label="free")
     title = wrapped(f"time of a forward pass on {_devices(shown)}", 8, width / charts[1] - _BESIDE_IN)
     _finish(time, "\n".join(title), f"seconds{', with the interval' * banded}", sweep)
@@ -86,8 +86,8 @@ def _line(time: Axes, memory: Axes, one: Compared, sweep: Sweep, look: dict[str,
 
 def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int], ink: str) -> list[str]:
     """Draw a line at each crossover within the picture, and return notes on those omitted."""
-    found = {(one.measured or one.at, one.cheaper) for one in crossovers if one.at is not None}
-    inside = sorted((at, cheaper) for at, cheaper in found if min(values) <= at <= max(values))
+    places = {(one.measured or one.at, one.cheaper) for one in crossovers if one.at is not None}
+    inside = sorted((at, cheaper) for at, cheaper in places if min(values) <= at <= max(values))
     if len(inside) > _MOST_MARKS:
         return [f"{len(inside)} crossovers of {'time' if crossovers[0].of == 'time' else 'memory'}"]
     apart = _NEAR * log(max(values) / max(1, min(values)) + 1)

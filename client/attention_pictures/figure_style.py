@@ -72,14 +72,14 @@ class Sheet:
     figure: Figure = field(init=False)
 
     def __post_init__(self) -> None:
-        self.width = self.options.width / self.options.dpi
+        self.width = self.options.inches
         width = self.width - 2 * EDGE_IN
         title = self.options.title or self.heading
         lines = [] if title == NO_TITLE else wrapped(title, 9, width, bold=True)
         notes = [line for note in self.notes for line in wrapped(note, 7, width)]
         self.above = 2 * EDGE_IN + _HEADING_IN * len(lines)
         self.height = self.body_in + self.above + _NOTE_IN * len(notes) + EDGE_IN
-        self.figure = Figure(figsize=(self.width, self.height), dpi=self.options.dpi)
+        self.figure = Figure(figsize=(self.width, self.height), dpi=self.options.resolution)
         for at, line in enumerate(lines):
             self.write(line, EDGE_IN, EDGE_IN + 0.02 + _HEADING_IN * at - self.above, fontsize=9, weight="bold")
         ink = SECOND[self.options.theme]

@@ -17,7 +17,7 @@ from attention_pictures.cells import draw_cells
 from attention_pictures.colour_ranges import bar_label, colour_range, palette
 from attention_pictures.figure_style import EDGE_IN, GROUND, Sheet
 from attention_pictures.pooled_cells import Numbers, cells_in, pool, pooling_note
-from attention_pictures.text_sizes import widest, width_of
+from attention_pictures.text_sizes import widest, width_of, wrapped
 
 MOST_HEADS: Final = 64
 """Heads of one grid."""
@@ -27,6 +27,10 @@ _BESIDE_IN: Final = 0.1 + 0.2 + EDGE_IN
 """Left of a map, beside its labels: ticks, the axis's name and the edge."""
 _LEAST_IN, _LEAST_LABEL_IN = 0.36, 0.45
 _TITLE_SIZE: Final = 7.0
+_LINE_IN: Final = 0.12
+"""Inches of a line of the label of a colour bar."""
+_HALF: Final = 0.62
+"""The share of a label that a line of two has at most."""
 _MOST_WRITTEN: Final = 12
 """Rows and columns of a map whose cells have their numbers written in."""
 _WRITTEN_IN: Final = 0.26
@@ -35,7 +39,7 @@ _WRITTEN_IN: Final = 0.26
 def heat_maps(
     weights: Numbers, titles: Sequence[str], heading: str, options: PictureOptions, *,
     keys: Sequence[str] | None = None, queries: Sequence[str] | None = None, signed: bool = False,
-    axes_names: tuple[str, str] = ("query", "key"), quantity: str = "weight",
+    axes_names: tuple[str, str] = ("query", "key"), quantity: str = "attention weight",
     pooled: int = 1, scale: Scale | None = None, ranged: Numbers | None = None,
     rules: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> Figure:  # fmt: skip
@@ -50,7 +54,7 @@ def heat_maps(
     weights, titles = weights[:MOST_HEADS], list(titles[:MOST_HEADS])
     count, rows, columns = weights.shape
     size = 7.0 if count == 1 else 6.0
-    width = options.width / options.dpi
+    width = options.inches
     left = _label_width(queries, rows * pooled, size, width)
     maps_width = width - left - BAR_IN - EDGE_IN
     across = columns_within(count, maps_width, max(widest(titles, _TITLE_SIZE) - 0.04, _LEAST_IN), _GAP_IN)
@@ -59,7 +63,8 @@ def heat_maps(
     height = side * min(max(rows / max(columns, 1), 0.12), 1.6)
     if count == 1:
         height = min(height, 0.7 * width)
-    shown, factors = pool(weights, (cells_in(height, options.dpi), cells_in(side, options.dpi)), signed=signed)
+    most = cells_in(height, options.resolution), cells_in(side, options.resolution)
+    shown, factors = pool(weights, most, signed=signed)
     factors = factors[0] * pooled, factors[1] * pooled
     row_ticks = token_labels.ticks(
         queries, rows * pooled, factors[0], height, across=False, size=size, most_width=left - _BESIDE_IN,
@@ -85,7 +90,7 @@ def heat_maps(
             for place in each:
                 line(place / pooled - 0.5, color=GROUND[options.theme], linewidth=0.6)
         if count == 1 and factors == (1, 1):
-            _write_numbers(axes, cells, norm, colours, (side, height))
+            write_numbers(axes, cells, norm, colours, (side, height))
     grid = left, _TITLE_IN, width - left - BAR_IN - EDGE_IN, maps_in
     sheet.name_axes(axes_names, grid, column_ticks.depth)
     bar(sheet, norm, colours, label, (_TITLE_IN, tall))
@@ -112,17 +117,18 @@ def _label_width(labels: Sequence[str] | None, tokens: int, size: float, width: 
 
 
 def bar_height(label: str) -> float:
-    """The least height of a colour bar with this label, in inches."""
-    return max(width_of(label, 7) + 0.04, 0.8)
+    """The least height of a colour bar with this label, which may take two lines, in inches."""
+    whole = width_of(label, 7)
+    return max(widest(wrapped(label, 7, max(_HALF * whole, 0.8)), 7) + 0.04, 0.8)
 
 
 def bar(sheet: Sheet, norm: Normalize, colours: Any, label: str, place: tuple[float, float]) -> None:
     """Draw the colour bar at the right edge, at this distance from the heading and of this height, in inches."""
     axes = sheet.axes(sheet.width - BAR_IN + 0.08, place[0], 0.12, place[1])
     draw_bar(axes, ScalarMappable(norm, colours), place[1])
-    sheet.write(
-        label, sheet.width - EDGE_IN / 2, place[0] + place[1] / 2, rotation=90, va="center", ha="right", fontsize=7
-    )
+    for at, line in enumerate(reversed(wrapped(label, 7, place[1]))):
+        left = sheet.width - EDGE_IN / 2 - at * _LINE_IN
+        sheet.write(line, left, place[0] + place[1] / 2, rotation=90, va="center", ha="right", fontsize=7)
 
 
 def draw_bar(axes: Axes, of: ScalarMappable, height: float) -> None:
@@ -144,7 +150,7 @@ def draw_bar(axes: Axes, of: ScalarMappable, height: float) -> None:
     drawn.outline.set_linewidth(0.4)
 
 
-def _write_numbers(axes: Axes, cells: Numbers, norm: Normalize, colours: Any, size: tuple[float, float]) -> None:
+def write_numbers(axes: Axes, cells: Numbers, norm: Normalize, colours: Any, size: tuple[float, float]) -> None:
     """Write each number into its cell, where all of them fit."""
     rows, columns = cells.shape
     if max(rows, columns) > _MOST_WRITTEN or size[1] / rows < _WRITTEN_IN / 2:

@@ -32,7 +32,7 @@ Place = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnImage:
     """An image as it is drawn."""
 
     pixels: Numbers
@@ -68,6 +68,8 @@ def image_figure(
     weights = weights[None] if names.averaged else weights
     queries, keys = reply.tokens_of(layer.layer, sequence or 0)
     patches = keys.patches or []
+    if names.columns is not None:
+        raise InvalidRequest.at("select.keys", "the view image shows all patches; leave the keys out")
     if not names.images or not any(patches):
         raise InvalidRequest.at("view", "the layer sees no patches of an image; take another view")
     rows, about = _rows(weights, queries, names)
@@ -75,7 +77,7 @@ def image_figure(
     shown = [heads.index(options.head)] if options.head in heads else range(len(heads))
     images = {each[0]: _drawn(names.images[each[0]]) for each in patches if each}
     panels = [(image, at) for image in sorted(images) for at in shown][:MOST_HEADS]
-    whole = names.queries is None and weights.shape[1] == len(queries.tokens)
+    whole = names.rows is None and weights.shape[1] == len(queries.tokens)
     drawn = []
     for image, at in panels:
         places = _places(images[image], keys, image)
@@ -93,8 +95,8 @@ def image_figure(
 
 def _rows(weights: Numbers, queries: TokenLabelsReply, names: Names) -> tuple[Numbers, str]:
     """The weights ``[H, Lk]`` to draw, and the token that they are of."""
-    if names.queries is not None:
-        return weights[:, 0], f"of {queries.tokens[int(names.queries[0])]!r}"
+    if names.rows is not None:
+        return weights[:, 0], f"of {queries.tokens[names.rows[0]]!r}"
     if any(queries.spans):
         return weights[:, -1], f"of {queries.tokens[len(weights[0]) - 1]!r}"
     if (queries.patches or [None])[0] is None:
@@ -102,22 +104,22 @@ def _rows(weights: Numbers, queries: TokenLabelsReply, names: Names) -> tuple[Nu
     return weights.mean(1), "mean of all queries"
 
 
-def _places(image: "Drawn", keys: TokenLabelsReply, number: int) -> dict[int, Place]:
+def _places(image: "DrawnImage", keys: TokenLabelsReply, number: int) -> dict[int, Place]:
     """The keys that are patches of an image, and the pixels of each as they are drawn."""
-    found = {}
+    place_of_key = {}
     for at, (patch, rectangle) in enumerate(zip(keys.patches or (), keys.rectangles or (), strict=True)):
         if patch is not None and patch[0] == number and rectangle is not None:
             left, top, right, bottom = (round(each * image.scale) for each in rectangle)
-            found[at] = slice(top, max(bottom, top + 1)), slice(left, max(right, left + 1))
-    return found
+            place_of_key[at] = slice(top, max(bottom, top + 1)), slice(left, max(right, left + 1))
+    return place_of_key
 
 
-def _heat(image: "Drawn", row: Numbers, places: Mapping[int, Place]) -> Numbers:
+def _heat(image: "DrawnImage", row: Numbers, places: Mapping[int, Place]) -> Numbers:
     """The sum of the weights of the patches that show each pixel; NaN where none does."""
-    found = np.full(image.pixels.shape, np.nan)
+    heat = np.full(image.pixels.shape, np.nan)
     for at, place in places.items():
-        found[place] = np.nan_to_num(found[place]) + row[at]
-    return found
+        heat[place] = np.nan_to_num(heat[place]) + row[at]
+    return heat
 
 
 def _shares(row: Numbers, keys: TokenLabelsReply, places: Collection[int]) -> str:
@@ -144,18 +146,18 @@ def _opened(content: str) -> Image.Image:
     return Image.open(BytesIO(b64decode(content)))
 
 
-def _drawn(content: str) -> "Drawn":
+def _drawn(content: str) -> "DrawnImage":
     image = _opened(content)
     longest = max(image.size)
     image.draft("L", (_SIDE, _SIDE))
     turned = ImageOps.exif_transpose(image).convert("L")
     turned.thumbnail((_SIDE, _SIDE))
-    return Drawn(np.asarray(turned, np.float64), max(turned.size) / longest)
+    return DrawnImage(np.asarray(turned, np.float64), max(turned.size) / longest)
 
 
 def _sheet(panels: "Sequence[Panel]", title: str, notes: Sequence[str], options: PictureOptions) -> Figure:
     """Draw the panels in rows, with one colour bar."""
-    width = options.width / options.dpi
+    width = options.inches
     maps_width, size = width - BAR_IN - 2 * EDGE_IN, 7 if columns_of(len(panels)) < 4 else 5
     across = columns_within(len(panels), maps_width, widest([each.title for each in panels], size), _GAP_IN)
     down = math.ceil(len(panels) / across)

@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -16,7 +16,8 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.wire import PICTURES
 from attention_pictures.figure_style import styled
-from attention_pictures.reply_figures import figure_of
+from attention_pictures.pooled_cells import Numbers
+from attention_pictures.reply_figures import figure_of, layers_figure
 from attention_pictures.text_sizes import font_type_of_pdf, missing_characters
 
 SOFTWARE = "attention-service"
@@ -34,6 +35,18 @@ def draw(reply: Any, options: PictureOptions, media_type: str, names: Names, fac
     ``figure_of`` does.
     """
     return save(make_figure(reply, options, names), options, media_type, facts)
+
+
+def draw_layers(
+    layers: Sequence[tuple[str, Mapping[str, Numbers]]], title: str, options: PictureOptions, media_type: str,
+    facts: Mapping[str, Any],
+) -> Picture:  # fmt: skip
+    """Draw layers × heads of statistics ``[H]`` by the names of the layers. Raises InvalidRequest for another view."""
+    if options.view not in {None, "statistics"}:
+        raise InvalidRequest.at("view", f"statistics of many texts have no view {options.view}; leave it out")
+    with styled(options.theme):
+        figure = layers_figure(layers, None, options, title)
+    return save(figure, options, media_type, {"options": options.stated(), "software": SOFTWARE, **facts})
 
 
 def make_figure(reply: Any, options: PictureOptions, names: Names) -> Figure:
@@ -78,10 +91,10 @@ def saving_bytes(figure: Figure, media_type: str) -> int:
 
 def media_type_of(format: str) -> str:  # noqa: A002
     """The media type of a file's ending. Raises InvalidRequest for one that is not drawn."""
-    found = {ending: media_type for media_type, ending in PICTURES.items()}.get(format)
-    if found is None:
+    media_type = {ending: kind for kind, ending in PICTURES.items()}.get(format)
+    if media_type is None:
         raise InvalidRequest.at("format", f"expected one of {', '.join(PICTURES.values())}, got {format!r}")
-    return found
+    return media_type
 
 
 def facts_of(reply: Any, options: PictureOptions) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.reply_names import Names, head_name, heading
+from attention_contract.reply_names import Names, head_name, heading, layer_name
 from attention_contract.schemas.analyses.attribution import AttributionReply
 from attention_contract.schemas.analyses.circuits import CircuitsReply
 from attention_contract.schemas.analyses.effects import EffectsReply
@@ -31,13 +31,20 @@ from attention_pictures.comparison_figures import (
     similarity_figure,
 )
 from attention_pictures.cost_lines import cost_lines
+from attention_pictures.heads.head_overview import LayerMaps, head_overview
 from attention_pictures.heat_maps import heat_maps
 from attention_pictures.image_maps import image_figure
 from attention_pictures.lens.lens_figure import lens_figure
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import MOST_ROWS, layer_maps, left_out
 from attention_pictures.statistic_tables import tables
-from attention_pictures.weight_figures import attribution_figure, sequence_of, statistics_of, weights_figure
+from attention_pictures.weight_figures import (
+    attribution_figure,
+    drawn_weights,
+    sequence_of,
+    statistics_of,
+    weights_figure,
+)
 
 
 def figure_of(reply: Any, options: PictureOptions, names: Names) -> Figure:
@@ -62,7 +69,9 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
     values = np.asarray(output if sequence is None else output[sequence], np.float32)
     maps = values if names.by_head else values[None]
     titles = [head_name(None, head) for head in range(len(maps))] if names.by_head else [""]
-    about, quantity = ("output", "output") if moved is None else ("differences from the unedited output", "difference")
+    about, quantity = (
+        ("output", "output") if moved is None else ("differences from the unedited output", "change of the output")
+    )
     title = heading(names, about, f"{values.shape[-2]} queries × {values.shape[-1]} numbers")
     return heat_maps(
         maps, titles, title, options, signed=True, axes_names=("query", "number"), quantity=quantity,
@@ -70,24 +79,56 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
 
 
 def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names) -> Figure:
-    """Draw the weights of one layer of a model; of several layers, a map of layers × heads for each statistic."""
-    if len(reply.layers) > 1 or (reply.layers[0].weights is None and options.view is None):
+    """Draw the weights of one layer of a model; of several layers, a map of layers × heads for each statistic.
+
+    The view ``heads`` of several layers, and a selection of them, are drawn as maps of all their heads.
+    """
+    several, (first, *_) = len(reply.layers) > 1, reply.layers
+    has_weights = first.weights is not None or first.pooled is not None
+    if several and draws_maps(options, names) and (has_weights or options.view is not None):
+        return _overview(reply, options, names)
+    if several or (options.view is None and not has_weights):
         if options.view not in {None, "statistics"}:
-            problem = f"the view {options.view} is of one layer; name it, or ask for the view statistics"
+            problem = f"the view {options.view} is of one layer; name it, or ask for the view heads or statistics"
             raise InvalidRequest.at("layers", problem)
         rows = [
-            (str(each.layer), statistics_of(each.statistics, _sequence(reply, each, options))) for each in reply.layers
+            (layer_name(each.layer), statistics_of(each.statistics, _sequence(reply, each, options)))
+            for each in reply.layers
         ]
-        return _layers_figure(rows, None, options, heading(names, "statistics", f"{len(rows)} layers"))
-    layer, chosen = reply.layers[0], names.queries
+        return layers_figure(rows, None, options, heading(names, "statistics", f"{len(rows)} layers"))
+    layer = reply.layers[0]
     sequence = _sequence(reply, layer, options)
     if options.view == "image":
         return image_figure(reply, layer, sequence, options, names)
-    of = reply.tokens_of(layer.layer, sequence or 0)
-    queries, keys = ([token.strip() or repr(token) for token in each.tokens] for each in of)
-    selected = queries if chosen is None else [queries[int(row)] for row in chosen]
-    title = heading(names, f"layer {layer.layer}")
-    return weights_figure(layer, options, replace(names, title=title, keys=keys, queries=selected, layer=layer.layer))
+    queries, keys = (
+        [token.strip() or repr(token) for token in each.tokens] for each in reply.tokens_of(layer.layer, sequence or 0)
+    )
+    named = replace(names, title=heading(names, f"layer {layer.layer}"), layer=layer.layer)
+    return weights_figure(layer, options, named, (queries, keys))
+
+
+def draws_maps(options: PictureOptions, names: Names) -> bool:
+    """True if a picture of several layers shows the weights of their heads, and not the statistics of all."""
+    chosen = (names.heads, names.rows, names.columns)
+    return options.view == "heads" or (options.view is None and (names.averaged or chosen != (None,) * 3))
+
+
+def _overview(reply: ModelWeightsReply, options: PictureOptions, names: Names) -> Figure:
+    """Draw the weights of all heads of several layers."""
+    weights_by_layer = [(each, drawn_weights(each, _sequence(reply, each, options))) for each in reply.layers]
+    maps = [of.values[None] if names.averaged else of.values for _, of in weights_by_layer]
+    heads = list(names.heads or range(max(map(len, maps))))
+    rows = [
+        LayerMaps(layer_name(each.layer), of, range(len(of)))
+        for (each, _), of in zip(weights_by_layer, maps, strict=True)
+    ]
+    signed = [of for _, of in weights_by_layer if of.signed]
+    of = (signed or [of for _, of in weights_by_layer])[0]
+    sizes = {of.shape[-2:] for of in maps}
+    size = "{} queries × {} keys".format(*next(iter(sizes))) if len(sizes) == 1 else ""
+    columns = ["mean"] if names.averaged else [head_name(None, head) for head in heads]
+    title = heading(names, of.about, f"{len(rows)} layers", size)
+    return head_overview(rows, columns, title, options, quantity=of.quantity(names), signed=bool(signed))
 
 
 def _sequence(reply: ModelWeightsReply, layer: LayerWeights, options: PictureOptions) -> int | None:
@@ -107,10 +148,10 @@ def recording_figure(reply: RecordingStatistics, options: PictureOptions, names:
     heads = max((each.heads for each in attentions), key=len)
     title = heading(names, "statistics of the recorded weights", f"{len(reply.attentions)} layers")
     rows = [(each.name, statistics_of(each.statistics, None)) for each in reply.attentions]
-    return _layers_figure(rows, heads, options, title)
+    return layers_figure(rows, heads, options, title)
 
 
-def _layers_figure(
+def layers_figure(
     layers: Sequence[tuple[str, Mapping[str, Numbers]]],
     heads: Sequence[str] | None,
     options: PictureOptions,

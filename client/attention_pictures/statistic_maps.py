@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.colors import Normalize
@@ -13,9 +13,11 @@ from attention_contract.schemas.picture_options import PictureOptions
 from attention_pictures import token_labels
 from attention_pictures.cells import draw_cells
 from attention_pictures.colour_ranges import colour_range, palette
-from attention_pictures.figure_style import EDGE_IN, Sheet, spaced
-from attention_pictures.heat_maps import draw_bar, number, number_width, write_number
+from attention_pictures.figure_style import EDGE_IN, Sheet
+from attention_pictures.heat_maps import draw_bar, number, number_width, write_number, write_numbers
 from attention_pictures.pooled_cells import Numbers
+from attention_pictures.sign_colours import DIVERGING_SCALES
+from attention_pictures.statistic_tables import measured
 from attention_pictures.text_sizes import widest
 
 _ROW_IN, _TITLE_IN, _AXIS_IN, _BAR_IN, _GAP_IN = 0.19, 0.22, 0.2, 0.5, 0.2
@@ -33,17 +35,17 @@ def head_table(
     names = list(statistics)
     values = np.stack([np.asarray(statistics[name], np.float64) for name in names], -1)[:MOST_ROWS]
     if len(names) == 1:
-        return _bars(values[:, 0], spaced(names[0]), heads, heading, options, rows_name)
+        return _bars(values[:, 0], measured(names[0]), heads, heading, options, rows_name, signed=signed)
     notes = ["each column has its own colour range, from its least to its largest number"]
     if signed:
         notes = ["each column has its own colour range, which diverges from 0"]
     notes += left_out(len(heads), "heads")
     heads = list(heads[:MOST_ROWS])
-    width, height = options.width / options.dpi, max(len(heads) * _ROW_IN, 0.3)
+    width, height = options.inches, max(len(heads) * _ROW_IN, 0.3)
     row_ticks = token_labels.ticks(heads, len(heads), 1, height, across=False)
     left = row_ticks.depth + _AXIS_IN + EDGE_IN
     side = width - left - 2 * EDGE_IN
-    column_ticks = token_labels.ticks([spaced(name) for name in names], len(names), 1, side, across=True)
+    column_ticks = token_labels.ticks([measured(name) for name in names], len(names), 1, side, across=True)
     notes += token_labels.skipping_note(row_ticks, column_ticks, (rows_name, "column"))
     sheet = Sheet(options, heading, notes, height + column_ticks.depth + 0.2)
     axes = sheet.axes(left, 0.05, side, height)
@@ -60,11 +62,12 @@ def head_table(
 
 
 def _bars(
-    values: Numbers, name: str, labels: Sequence[str], heading: str, options: PictureOptions, rows_name: str
-) -> Figure:
-    """Draw one number of each head as a bar, with the number at its end."""
+    values: Numbers, name: str, labels: Sequence[str], heading: str, options: PictureOptions, rows_name: str, *,
+    signed: bool,
+) -> Figure:  # fmt: skip
+    """Draw one number of each head as a bar, with the number at its end. Of signed ones the colour says the sign."""
     notes, labels = left_out(len(labels), "heads"), list(labels[:MOST_ROWS])
-    width, height = options.width / options.dpi, max(len(labels) * _ROW_IN, 0.3)
+    width, height = options.inches, max(len(labels) * _ROW_IN, 0.3)
     row_ticks = token_labels.ticks(labels, len(labels), 1, height, across=False)
     left = row_ticks.depth + _AXIS_IN + EDGE_IN
     number_in = number_width(values)
@@ -72,7 +75,7 @@ def _bars(
     sheet = Sheet(options, heading, notes, height + 0.45)
     axes = sheet.axes(left, 0.05, side, height)
     shown = np.nan_to_num(values)
-    axes.barh(range(len(labels)), shown, height=0.72, color=palette(options)(0.45 if options.theme == "light" else 0.7))
+    axes.barh(range(len(labels)), shown, height=0.72, color=_bar_colours(shown, options, signed=signed))
     low, high = min(0.0, float(shown.min(initial=0))), max(0.0, float(shown.max(initial=0)))
     per_inch = ((high - low) or 1.0) / max(side - number_in * ((low < 0) + (high > 0)) - 0.1, 0.1)
     axes.set_xlim(low - number_in * per_inch * (low < 0), max(high, per_inch * 0.1) + number_in * per_inch)
@@ -88,16 +91,24 @@ def _bars(
     return sheet.figure
 
 
+def _bar_colours(values: Numbers, options: PictureOptions, *, signed: bool) -> Any:
+    """One colour for all bars; of signed numbers those of negative and of positive ones."""
+    if not signed and not (values < 0).any():
+        return palette(options)(0.45 if options.theme == "light" else 0.7)
+    negative, _, positive = ([part / 255 for part in colour] for colour in DIVERGING_SCALES[options.theme])
+    return [negative if value < 0 else positive for value in values]
+
+
 def layer_maps(
     statistics: Mapping[str, Numbers], layers: Sequence[str], heads: Sequence[str], heading: str,
     options: PictureOptions, notes: Sequence[str] = (),
 ) -> Figure:  # fmt: skip
     """Draw statistics ``[layers, heads]`` by name, each as a map with its own colour range. NaN: no such head."""
-    width = options.width / options.dpi
+    width = options.inches
     rows = max(min(max(len(layers) * _ROW_IN, 0.5), 4.0), 0.5)
     layer_ticks = token_labels.ticks(layers, len(layers), 1, rows, across=False, size=6, most_width=0.3 * width)
     left = layer_ticks.depth + EDGE_IN
-    least = max(widest([spaced(name) for name in statistics], 8) - 0.3, _LEAST_IN)
+    least = max(widest([measured(name) for name in statistics], 8) - 0.3, _LEAST_IN)
     across = min(_COLUMNS, len(statistics), max(1, int(width / (left + _BAR_IN + _GAP_IN + least))))
     down = math.ceil(len(statistics) / across)
     side = (width - (left + _BAR_IN + _GAP_IN) * across) / across
@@ -114,7 +125,8 @@ def layer_maps(
         signed = bool(np.nanmin(values, initial=0.0) < 0)
         norm = colour_range(values, options.scale, signed=signed)
         drawn = draw_cells(axes, values, norm, palette(options, signed=signed), total=total)
-        axes.set_title(spaced(name))
+        write_numbers(axes, values, norm, palette(options, signed=signed), (side, rows))
+        axes.set_title(measured(name))
         token_labels.put(axes, layer_ticks, head_ticks)
         sheet.write("head", begin + side / 2, top + rows + head_ticks.depth + 0.02, ha="center")
         draw_bar(sheet.axes(begin + side + 0.06, top, 0.09, rows), drawn, rows)

@@ -1,5 +1,6 @@
 """Labels of tokens along an axis: all that fit, rotated or skipped where there are too many."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -7,6 +8,8 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.picture_options import Positions
 from attention_pictures.pooled_cells import plural
 from attention_pictures.text_sizes import clipped, fitted, widest, width_of
 
@@ -14,6 +17,8 @@ _MOST_LETTERS: Final = 18
 _LINE: Final = 1.25
 """The height of a line of text, in sizes of its font."""
 _STEPS: Final = (1, 2, 5)
+_MARK: Final = "·"
+"""Stands between a label and the index of its token."""
 _SMALLEST: Final = 5.0
 """The size of font, in points, below which labels are skipped instead."""
 
@@ -40,6 +45,42 @@ def readable(label: str) -> str:
     return clipped(shown, _MOST_LETTERS)
 
 
+def labels_in_place(tokens: Sequence[str], labels: Sequence[str] | None) -> Sequence[str]:
+    """Return the labels of the tokens of a text, by default the tokens. Raises InvalidRequest for another number."""
+    if labels is not None and len(labels) != len(tokens):
+        raise InvalidRequest.at("labels", f"expected {len(tokens)} labels, one for each token; got {len(labels)}")
+    return tokens if labels is None else labels
+
+
+def numbered(
+    labels: Sequence[str] | None, positions: Positions, chosen: Sequence[int] | None = None
+) -> Sequence[str] | None:
+    """The labels of an axis with the index of a token behind its label, as in ``cat·2``; of those chosen.
+
+    ``positions``: of all tokens, of none, or of those whose label is repeated. The index is never cut off.
+    """
+    if labels is None:
+        return None if chosen is None else [str(at) for at in chosen]
+    if positions == "none":
+        return labels if chosen is None else [labels[at] for at in chosen]
+    times = Counter(labels)
+    shown = [
+        f"{clipped(readable(label), _MOST_LETTERS - 1 - len(str(at)))}{_MARK}{at}"
+        if positions == "all" or times[label] > 1
+        else label
+        for at, label in enumerate(labels)
+    ]
+    return shown if chosen is None else [shown[at] for at in chosen]
+
+
+def _fitted(label: str, size: float, inches: float) -> str:
+    """The label cut to a width, its index kept."""
+    text, mark, index = label.rpartition(_MARK)
+    if not mark or not index.isdecimal():
+        return fitted(label, size, inches)
+    return fitted(text, size, max(inches - width_of(mark + index, size), 0.0)) + mark + index
+
+
 def ticks(
     labels: Sequence[str] | None, tokens: int, pooled: int, inches: float, *, across: bool, size: float = 7,
     most_width: float | None = None,
@@ -59,7 +100,7 @@ def ticks(
     shown = [readable(label) for label in labels[:tokens]]
     shown += [""] * (tokens - len(shown))  # keys that the module adds
     while True:
-        texts = shown if most_width is None else [fitted(text, size, most_width) for text in shown]
+        texts = shown if most_width is None else [_fitted(text, size, most_width) for text in shown]
         line, longest = size * _LINE / 72, widest(texts, size)
         rotated = across and longest + 0.04 > pitch
         step = max(1, ceil((line if rotated or not across else longest + 0.04) / pitch - 1e-6))

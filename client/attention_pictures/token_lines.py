@@ -34,29 +34,29 @@ def token_lines(
     weights: Numbers, heading: str, options: PictureOptions, *,
     keys: Sequence[str] | None = None, queries: Sequence[str] | None = None, signed: bool = False,
     pooled: int = 1, scale: Scale | None = None, ranged: Numbers | None = None,
-    axes_names: tuple[str, str] = ("query", "key"),
+    axes_names: tuple[str, str] = ("query", "key"), quantity: str = "attention weight",
 ) -> Figure:  # fmt: skip
     """Draw ``weights [Lq, Lk]``: a curve for each weight above the mean, the more opaque the larger; queries left.
 
-    ``pooled``: the tokens of a row and of a column, if they are pooled before. ``scale``, ``ranged`` and
-    ``axes_names`` are those of ``heat_maps``.
+    ``pooled``: the tokens of a row and of a column, if they are pooled before. ``scale``, ``ranged``,
+    ``axes_names`` and ``quantity`` are those of ``heat_maps``.
     """
     rows, columns = weights.shape
     cells, factors = pool(weights, (_MOST_TOKENS, _MOST_TOKENS), signed=signed)
     factors = factors[0] * pooled, factors[1] * pooled
-    notes = pooling_note(factors, axes_names, signed=signed)
+    notes = [f"opacity: {quantity}", *pooling_note(factors, axes_names, signed=signed)]
     norm = colour_range(cells if ranged is None else ranged, scale or options.scale, signed=signed)
     sizes = np.abs(np.where(np.isfinite(cells), cells, 0.0))
     least = max(float(sizes.mean()), _LEAST_SHARE * float(sizes.max(initial=0.0))) * (1 - 1e-6)
-    found = np.flatnonzero((sizes >= least) & (sizes > 0))
-    order = found[np.argsort(sizes.ravel()[found], kind="stable")][-_MOST_LINES:]
+    drawn_pairs = np.flatnonzero((sizes >= least) & (sizes > 0))
+    order = drawn_pairs[np.argsort(sizes.ravel()[drawn_pairs], kind="stable")][-_MOST_LINES:]
     if len(order) < (count := np.count_nonzero(sizes)):
         least = float(sizes.ravel()[order].min())
         size = "magnitude" if signed else "weight"
         notes.append(f"{len(order)} of {count} lines are drawn: those of at least {least:.2g} in {size}")
     most = max(cells.shape)
-    height = most * min(max(_ROW_IN, 0.4 * options.width / options.dpi / most), 2 * _ROW_IN) + 0.1
-    most_width = (options.width / options.dpi - 2 * (_AXIS_IN + EDGE_IN)) * _LABEL_SHARE
+    height = most * min(max(_ROW_IN, 0.4 * options.inches / most), 2 * _ROW_IN) + 0.1
+    most_width = (options.inches - 2 * (_AXIS_IN + EDGE_IN)) * _LABEL_SHARE
     query_ticks = token_labels.ticks(queries, rows * pooled, factors[0], height, across=False, most_width=most_width)
     key_ticks = token_labels.ticks(keys, columns * pooled, factors[1], height, across=False, most_width=most_width)
     notes += token_labels.skipping_note(query_ticks, key_ticks, axes_names)

@@ -47,7 +47,7 @@ def uses_interface(module: nn.Module) -> bool:
 
 def own_attentions(model: nn.Module) -> list[nn.Module]:
     """Return the attention modules that compute their attention themselves."""
-    found: list[nn.Module] = []
+    attentions: list[nn.Module] = []
     closed: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if path.startswith(closed):
@@ -56,9 +56,9 @@ def own_attentions(model: nn.Module) -> list[nn.Module]:
         if uses_interface(module):
             closed = (*closed, f"{path}.")
         elif "attention" in name.lower() and _is_own(module):
-            found.append(module)
+            attentions.append(module)
             closed = (*closed, f"{path}.")
-    return found
+    return attentions
 
 
 def type_names(modules: Iterable[nn.Module]) -> list[str]:
@@ -85,8 +85,8 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
 
     Raises UnsupportedModel if there is none.
     """
-    found = layered(model, [module for module in model.modules() if uses_interface(module)])
-    if not found:
+    attentions = layered(model, [module for module in model.modules() if uses_interface(module)])
+    if not attentions:
         own = ", ".join(type_names(own_attentions(model))) or "none of its modules"
         raise UnsupportedModel(
             f"{type(model).__name__} does not use the attention interface of transformers ({own}), so its attention "
@@ -94,7 +94,7 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
             "GPT-2, BERT, T5, ViT and others do",
             param="model",
         )
-    return found
+    return attentions
 
 
 def layered(model: nn.Module, chosen: Collection[nn.Module]) -> list[AttentionModule]:

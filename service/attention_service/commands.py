@@ -16,7 +16,7 @@ from attention_service.api.access.layer import needs_keys, unsafe_start
 from attention_service.api.app import create_app
 from attention_service.api.http_limits.descriptors import raise_descriptor_limit
 from attention_service.api.observation.log_setup import configure_logging
-from attention_service.api.serving import Server
+from attention_service.api.serving import DrainingServer
 from attention_service.api.stop_limit import StopLimit
 from attention_service.modules.checkpoints import hub
 from attention_service.runtime.device.torch_device import resolve
@@ -32,7 +32,7 @@ def run_server(settings: Settings) -> int:
         return 2
     configure_logging(settings.log_level, settings.log_format)
     raise_descriptor_limit()
-    server = Server(
+    server = DrainingServer(
         create_app(settings),
         host=settings.host,
         port=settings.port,
@@ -47,7 +47,7 @@ def run_server(settings: Settings) -> int:
     return _status(server)
 
 
-def _status(server: Server) -> int:
+def _status(server: DrainingServer) -> int:
     return 0 if server.started else 1
 
 

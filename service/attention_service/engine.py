@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,14 @@ from attention_contract.schemas.costs.accuracy import AccuracyReply
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
+from attention_service.engine_settings import EngineSettings
 from attention_service.models.server.lens_service import LensService
-from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes
 from attention_service.models.server.model_service import ModelService
+from attention_service.models.server.probe_service import ProbeService
+from attention_service.models.server.vector_service import VectorService
 from attention_service.modules import store_files
 from attention_service.modules.checkpoints import hub
-from attention_service.modules.lens_store import LensStore
+from attention_service.modules.fitted_store import LENSES, PROBES, VECTORS, FittedStore
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
@@ -39,20 +42,20 @@ from attention_service.runtime.device.torch_device import (
     warm_up,
 )
 from attention_service.runtime.operations import complexity, forward, kept_backward
-from attention_service.runtime.operations.complexity.subjects import Place
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory
 from attention_service.runtime.operations.questions import QUESTIONS
 from attention_service.runtime.scheduling.budget import OF_HOST, Budget
 from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.runtime.scheduling.executor import Executor
-from attention_service.runtime.scheduling.prediction_watch import Predictions
+from attention_service.runtime.scheduling.prediction_watch import PredictionWatch
 from attention_service.runtime.scheduling.request_runner import RequestRunner, State
-from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
+from attention_service.runtime.scheduling.watchdog import Watchdog
 from attention_service.runtime.services.analysis_service import AnalysisService
 from attention_service.runtime.services.kept_passes import KeptPasses
 from attention_service.runtime.services.module_service import ModuleService
 from attention_service.runtime.services.recording_service import RecordingService
 from attention_service.runtime.services.store_follower import StoreFollower, report
-from attention_service.runtime.sessions.live_sessions import Sessions
+from attention_service.runtime.sessions.live_sessions import LiveSessions
 
 log = logging.getLogger(__name__)
 
@@ -63,68 +66,56 @@ _COUNTING_SHARE = 0.8
 class Engine:
     """Answers questions about resident modules and raw attention on one device."""
 
-    def __init__(
-        self,
-        root: Path,
-        device: Device,
-        memory_budget: int | None = None,
-        max_queue: int = 256,
-        recordings_limit: int = 2**33,
-        session_ttl_s: float = 600.0,
-        session_share: float = 0.5,
-        session_pinned_share: float = 0.5,
-        max_modules: int = 1024,
-        max_predicted_s: float | None = None,
-        max_sessions: int = 4096,
-        stuck_s: float = PATIENCE_S,
-        host_memory_budget: int | None = None,
-        model_idle_s: float = 600.0,
-        spare_model_process: bool = False,
-        prefixes: KeptPrefixes = NO_PREFIXES,
-        hub_limit: int = 2**36,
-        *,
-        learns_times: bool = True,
-        replicas: int = 1,
-    ) -> None:
+    def __init__(self, root: Path, device: Device, settings: EngineSettings | None = None) -> None:
+        settings = settings or EngineSettings()
         self.device = device
         self.library = Library(root, device.torch)
-        sharing = 1 if device.is_cuda else replicas  # of one GPU there is one process
-        whole = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
-        budget, siblings = whole // sharing, replicas > 1
+        sharing, siblings = 1 if device.is_cuda else settings.replicas, settings.replicas > 1  # a GPU has one process
+        whole = settings.memory_budget
+        budget = (int(BUDGET_SHARE * device.free_bytes()) if whole is None else whole) // sharing
         self.library.limit = budget
-        self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
+        self.budget = Budget(budget, device.total_bytes, self._resident_bytes, settings.max_queue)
         self.host = self.budget
         """The budget of the host's memory: one of its own beside a GPU."""
         if device.is_cuda:
-            host_budget = (host_memory_budget or int(BUDGET_SHARE * free_host_bytes())) // replicas
-            self.host = Budget(host_budget, host_bytes(), self._host_bytes, max_queue, OF_HOST)
+            host_budget = settings.host_memory_budget or int(BUDGET_SHARE * free_host_bytes())
+            self.host = Budget(
+                host_budget // settings.replicas, host_bytes(), self._host_bytes, settings.max_queue, OF_HOST
+            )
         self.entrance = Entrance(self.budget)
         """Before it requests wait with their bodies unread."""
         self.passes = KeptPasses(self.budget)
         """Forward passes that wait for their backward pass."""
-        watchdog = Watchdog(stuck_s)
+        watchdog = Watchdog(settings.stuck_s)
         files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
-        self.predictions = Predictions(device, root, files, learns=learns_times)
+        self.predictions = PredictionWatch(device, root, files, learns=settings.learns_times)
         self.executor = Executor(
-            device, self.budget, self.predictions.see, watchdog, max_predicted_s, self.host if device.is_cuda else None
-        )
+            device, self.budget, self.predictions.see, watchdog, settings.max_predicted_s,
+            self.host if device.is_cuda else None,
+        )  # fmt: skip
         self.runner = RequestRunner(self.executor, self.budget, watchdog, files, self.host)
-        self.modules = ModuleService(self.library, self.runner, self.passes, max_modules, hub_limit, siblings=siblings)
-        self._recordings = RecordingStore(root, recordings_limit)
+        self.modules = ModuleService(
+            self.library, self.runner, self.passes, settings.max_modules, settings.hub_limit, siblings=siblings
+        )
+        self._recordings = RecordingStore(root, settings.recordings_limit)
         self.recordings = RecordingService(self._recordings, self.runner)
+        self._probes = FittedStore(root, settings.recordings_limit, PROBES)
+        self._vectors = FittedStore(root, settings.recordings_limit, VECTORS)
         self.models = ModelService(
-            root, self.runner, self.recordings, model_idle_s, stuck_s, siblings=siblings, spare=spare_model_process,
-            prefixes=prefixes,
+            root, self.runner, self.recordings, settings.model_idle_s, settings.stuck_s, siblings=siblings,
+            spare=settings.spare_model_process, prefixes=settings.prefixes, probes=self._probes, vectors=self._vectors,
         )  # fmt: skip
         """Whole models, each in a process of its own."""
-        self._lenses = LensStore(root, recordings_limit)
+        self._lenses = FittedStore(root, settings.recordings_limit, LENSES)
         self.lenses = LensService(self._lenses, self.models, self.runner)
+        self.probes = ProbeService(self._probes, self.models, self.runner)
+        self.vectors = VectorService(self._vectors, self.models, self.runner)
         self.analyses = AnalysisService(self.library, self.runner)
-        page_bytes = int(session_share * budget)
-        pinned = int(session_pinned_share * page_bytes)
-        self.sessions = Sessions(
-            self.library, self.runner, session_ttl_s, page_bytes, pinned, max_sessions, siblings=siblings
-        )
+        page_bytes = int(settings.session_share * budget)
+        self.sessions = LiveSessions(
+            self.library, self.runner, settings.session_ttl_s, page_bytes,
+            int(settings.session_pinned_share * page_bytes), settings.max_sessions, siblings=siblings,
+        )  # fmt: skip
         """Pasts that stay on the server."""
         # Threads of their own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
@@ -135,6 +126,11 @@ class Engine:
         """The part of its life that it is in."""
         return self.runner.state
 
+    @property
+    def fits(self) -> Sequence[Sized]:
+        """Return the fits on their way, by their kind."""
+        return self.lenses.fits, self.probes.fits, self.vectors.fits
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
@@ -143,6 +139,8 @@ class Engine:
             report(await self.runner.in_thread(self.library.load))
             await self.runner.in_thread(self._recordings.clean)
             await self.runner.in_thread(self._lenses.clean)
+            await self.runner.in_thread(self._probes.clean)
+            await self.runner.in_thread(self._vectors.clean)
             await self.runner.in_thread(partial(hub.clean, self.library.root))
             await self.runner.in_thread(partial(store_files.clean, self.library.root))
             await self.runner.in_thread(self.predictions.load)
@@ -169,7 +167,9 @@ class Engine:
         self.passes.clear()
         self.modules.fetches.stop()
         self._follower.cancel()
-        await self.lenses.stop()
+        await self.lenses.fits.stop()
+        await self.probes.stop()
+        await self.vectors.fits.stop()
         await self.models.stop()
         await self.executor.stop()
         self.predictions.settle()
@@ -256,7 +256,7 @@ class Engine:
         until = math.inf if deadline is None else now + _COUNTING_SHARE * (deadline - now)
         module, capacity = self._target(name, request), self.budget.capacity
         free = min(self.budget.available, capacity)
-        place = Place(replace(self.device), capacity, free, min(free, self.sessions.free_bytes))
+        place = DeviceMemory(replace(self.device), capacity, free, min(free, self.sessions.free_bytes))
         reply = await self.runner.in_thread(partial(complexity.report, module, request, place, until), self._counting)
         if not (request.measure and reply.crossovers):
             return reply
@@ -265,9 +265,9 @@ class Engine:
     def accuracy_report(self) -> AccuracyReply:
         """The errors of past predictions."""
         self.runner.check_ready()
-        found = self.predictions.report()
+        report = self.predictions.report()
         of_models = self.models.environment.accuracy.report()
-        return found.model_copy(update={"predictions": [*found.predictions, *of_models]})
+        return report.model_copy(update={"predictions": [*report.predictions, *of_models]})
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.runner.check_ready()

@@ -76,7 +76,7 @@ def _faults(settings: Settings) -> Iterator[str]:
 def _faults_of_preload(settings: Settings) -> Iterator[str]:
     if not (names := listed(settings.preload)):
         return
-    from attention_service.models.model_catalogue import find_folder  # noqa: PLC0415
+    from attention_service.models.folders.model_catalogue import find_folder  # noqa: PLC0415
     from attention_service.modules.checkpoints.catalogue import paths  # noqa: PLC0415 - they import PyTorch
 
     for name in names:

@@ -205,7 +205,7 @@ def test_alternatives_have_labels_that_differ(http):
 LEARNED = {"position": {"name": "learned", "length": 100}}
 
 
-@pytest.mark.sampled(fields=5, other=5, param=5)
+@pytest.mark.sampled(fields=3, other=3, param=3)
 @pytest.mark.parametrize(
     ("fields", "other", "param"),
     [

@@ -57,7 +57,18 @@ def taps(spec):
     return ["output", *taps_of(contract.AttentionSpec.model_validate(spec))]
 
 
-def test_a_module_answers_all_four_questions(client, rng, named):
+@pytest.mark.sampled(named=8)  # costs are rehearsals, and each entry is rehearsed before each pass
+def test_what_a_module_costs_is_told(client, named):
+    name, spec = named
+    made = client.modules.create(f"costs.{name}", MODULE | {"spec": spec}, seed=5)
+    cost = client.complexity(made.name, LENGTH, memory_bytes=2**12)  # little, so that limits are found soon
+    assert cost.parameter_count == made.parameter_count
+    assert cost.costs[0].forward.dense.total > 0
+    assert cost.costs[0].peak_bytes.request > 0
+    assert cost.growth.time_order.startswith("O(")
+
+
+def test_a_module_answers_the_other_questions(client, rng, named):
     name, spec = named
     made = client.modules.create(f"every.{name}", MODULE | {"spec": spec}, seed=5)
     x = rng.standard_normal((2, LENGTH, WIDTH))
@@ -66,11 +77,6 @@ def test_a_module_answers_all_four_questions(client, rng, named):
     assert all(np.isfinite(getattr(reply, tap)).all() for tap in taps(spec) if tap != "masked_scores")
     found = client.gradients(made.name, x, wrt=["query", "parameters", "context"])
     assert {info.name for info in client.modules.parameters(made.name).parameters} <= set(found.gradients)
-    cost = client.complexity(made.name, LENGTH, memory_bytes=2**12)  # little, so that limits are found soon
-    assert cost.parameter_count == made.parameter_count
-    assert cost.costs[0].forward.dense.total > 0
-    assert cost.costs[0].peak_bytes.request > 0
-    assert cost.growth.time_order.startswith("O(")
     weigh(spec, lambda: client.weights(made.name, x, top_k=1))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_client import Client, InvalidRequest, OverBudget
-from attention_contract.schemas.analyses.hopfield import EXAMPLE
+from attention_contract.schemas.analyses.hopfield import EXAMPLE_HOPFIELD
 from attention_contract.tensors import DTYPES
 from tests.api.talk import post, refuse
 from tests.conftest import live_server
@@ -14,12 +14,12 @@ PAIR = {"stored": [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], "states": [[0.9, 0.1], 
 
 
 def test_the_example_completes_its_pattern(http):
-    reply = post(http, PATH, **EXAMPLE)
-    np.testing.assert_allclose(reply["states"], EXAMPLE["stored"][:1], atol=2e-3)
+    reply = post(http, PATH, **EXAMPLE_HOPFIELD)
+    np.testing.assert_allclose(reply["states"], EXAMPLE_HOPFIELD["stored"][:1], atol=2e-3)
     assert reply["reached"]["pattern"] == [0]
     assert reply["reached"]["single"] == [True]
     assert reply["converged"] == [True]
-    assert reply["change"][0] < EXAMPLE["eps"]
+    assert reply["change"][0] < EXAMPLE_HOPFIELD["eps"]
     assert len(reply["energy"][0]) == reply["steps"][0] + 1
     assert reply["energy"][0] == sorted(reply["energy"][0], reverse=True)
     assert reply["ran"]["kernel"] == "materialized"

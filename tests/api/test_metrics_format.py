@@ -14,7 +14,7 @@ OPEN, TEXT_1 = "application/openmetrics-text; version=1.0.0", "text/plain; versi
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@pytest.mark.sampled(accept=5)
+@pytest.mark.sampled(accept=3, answered=3)
 @pytest.mark.parametrize(
     ("accept", "answered"),
     [

@@ -12,15 +12,15 @@ from typing import get_args
 import httpx
 import pytest
 from pydantic import BaseModel
+from tools.built_page import ROOT, source_hash
 
 import attention_service
 from attention_client.recording import Recording
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.weights import NEEDS_NEEDLE, OF_SOME_ATTENTIONS, HeadStatistics
+from attention_contract.schemas.weights import BY_KEY, NEEDS_NEEDLE, NEEDS_PAIRS, OF_SOME_ATTENTIONS, HeadStatistics
 from attention_contract.wire import SAFETENSORS
 from tests.api.test_recordings import file_of
-from tests.web.built_page import ROOT, source_hash
 
 WEB = Path(attention_service.__file__).parent / "web"
 SCRIPTS = sorted(WEB.glob("*.js"))
@@ -207,7 +207,8 @@ def test_every_statistic_that_is_read_is_one_of_the_contract():
     assert listed is not None
     names = re.findall(r'^  \["(\w+)"', listed[1], re.MULTILINE)
     assert "entropy" in names
-    assert {*names, "classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE} == set(HeadStatistics.model_fields)
+    apart = {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE, *NEEDS_PAIRS, *BY_KEY}
+    assert {*names} | apart == set(HeadStatistics.model_fields)
 
 
 def test_what_the_page_sends_as_raw_attention_is_answered(http):

@@ -333,7 +333,7 @@ def test_the_options_are_documented(http):
 @pytest.mark.parametrize(
     ("path", "fields", "text"),
     [
-        ("attribution?view=head&head=1", {"query": QUERY, "labels": WORDS}, {"[CLS]", "gradient attention"}),
+        ("attribution?view=head&head=1", {"query": QUERY, "labels": WORDS}, {"[CLS]", "gradient attention, H1"}),
         ("attribution", {"query": QUERY, "methods": ["head_importance"]}, {"head importance"}),
         ("circuits?theme=dark", {}, {"W_QK", "W_OV", "H1", "q_proj.weight"}),
         ("circuits?view=composition", {"with": "pictured"}, {"Q composition", "later head"}),

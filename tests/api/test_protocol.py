@@ -11,8 +11,17 @@ import jsonschema
 import numpy as np
 import pytest
 import safetensors.numpy
+from tools.docs.snippets import json_difference
 
-from attention_contract.operations import OPENAI_PATHS, OPERATIONS, create_raw_pass, create_recording
+from attention_contract.operations import (
+    OPENAI_PATHS,
+    OPERATIONS,
+    create_raw_pass,
+    create_recording,
+    fit_lens,
+    fit_probe,
+    fit_vector,
+)
 from attention_contract.schemas.attention import ApproximationError
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.model_requests import LikelyToken
@@ -21,7 +30,6 @@ from attention_contract.wire import SAFETENSORS, to_json
 from attention_service.api.problems import status_elsewhere
 from tests.api.talk import post, problem
 from tests.conftest import live_server
-from tests.docs.snippets import json_difference
 
 
 def test_a_library_that_knows_only_safetensors_can_ask(http):
@@ -147,11 +155,16 @@ def _answer_every_example(http: httpx.Client, document: dict) -> None:
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     recording = http.post("/v1/recordings", json=create_recording.example).json()["id"]
     left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}
-    left_out |= {"cancel_fetch", "unload_model", "delete_recording", "delete_session", "delete_lens"}
-    left_out |= {"create_transcription"}  # the model that ships hears nothing
+    left_out |= {"cancel_fetch", "unload_model", "delete_recording", "delete_session", "delete_lens", "delete_probe"}
+    left_out |= {"delete_vector"}
+    left_out |= {"create_transcription", "rerank", "score"}  # the model that ships hears nothing and scores no pairs
     session = http.post("/v1/modules/demo/sessions", json={}).json()["session"]
     kept = http.post("/v1/attention/passes", json=create_raw_pass.example).json()["id"]
-    ids = {"sessions": session, "passes": kept, "recordings": recording}
+    probe = http.post("/v1/models/tiny/probes", json=fit_probe.example).json()["id"]
+    vector = http.post("/v1/models/tiny/vectors", json=fit_vector.example).json()["id"]
+    lens = http.post("/v1/models/tiny/lenses", json=fit_lens.example).json()["id"]
+    ids = {"sessions": session, "passes": kept, "recordings": recording, "/v1/probes": probe}
+    ids |= {"/v1/vectors": vector, "/v1/lenses": lens}
     for operation in OPERATIONS:
         if operation.name in left_out:
             continue

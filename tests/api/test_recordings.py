@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 from safetensors import safe_open
 
-from attention_contract.schemas.recordings import EXAMPLE
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import problem
 from tests.conftest import live_server
@@ -166,7 +166,7 @@ def test_a_broken_or_wrong_file_is_refused_and_nothing_is_stored(http, content, 
 
 
 def test_a_recording_may_also_come_as_json(http):
-    made = http.post("/v1/recordings", json=EXAMPLE).json()
+    made = http.post("/v1/recordings", json=EXAMPLE_RECORDING).json()
     assert http.get(f"/v1/recordings/{made['id']}", params={"layer": "0"}).json()["value"] == [
         [[1.0, 0.0], [0.25, 0.75]]
     ]
@@ -237,7 +237,7 @@ def cut(path: Path):
 def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http):
     arrays, content = file_of("a b a b", seed=21)
     made = stored(http, content)
-    body = {"statistics": ["entropy", "previous_token", "induction", "classes"], "classes": {"bees": ["b"]}}
+    body = {"statistics": ["entropy", "previous_token", "induction", "classes", "received"], "classes": {"bees": ["b"]}}
     reply = http.post(f"/v1/recordings/{made['id']}/statistics", json=body)
     assert reply.status_code == 200, reply.text
     (found,) = reply.json()["attentions"]
@@ -245,6 +245,7 @@ def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http)
     assert (found["name"], found["heads"], found["queries"]) == ("layers.0", ["L0H0", "L0H1"], TOKENS)
     expected = {
         "entropy": -(w * np.log(w)).sum(-1).mean(-1),
+        "received": w.mean(-2),
         "previous_token": np.diagonal(w, -1, 1, 2).sum(-1) / TOKENS,
         "induction": (w[:, 2, 1] + w[:, 3, 2]) / TOKENS,  # the second a looks behind the first, the second b likewise
     }
@@ -260,6 +261,7 @@ def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http)
         ({"layers": ["layers.7"]}, "layers"),
         ({"statistics": ["classes"]}, "classes"),
         ({"statistics": ["retrieval"]}, "statistics.0"),
+        ({"statistics": ["pairs"]}, "statistics.0"),
         ({"window": -1}, "window"),
     ],
 )

@@ -27,6 +27,7 @@ def resident_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.sampled(name=4)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_hundred_times_the_budget_is_refused_without_being_allocated(small, name):
     operation, body = REQUESTS[name]

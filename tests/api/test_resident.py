@@ -150,6 +150,7 @@ async def main():
             module = {"name": "m", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
             assert (await http.post("/v1/modules", json=module)).status_code == 201
             options = {"tokens": [1, 2, 1, 2], "needle": [True] * 4, "classes": {"c": [True, False, True, True]}}
+            options["pairs"] = [[1, 0]]
             names = sorted({*get_args(StatisticName)} - OF_SOME_ATTENTIONS)
             told = {"statistics": names, "statistic_options": options, "pool": 2}
             for question, more in (

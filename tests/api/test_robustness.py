@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tools.fuzz.seeds import bend
 
 from attention_contract.operations import OPENAI_PATHS, OPERATIONS
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import post, problem, refuse
 from tests.api.test_protocol_abuse import connected, until_closed
 from tests.conftest import eventually, live_server
-from tests.fuzz.seeds import bend
 
 RAW = "/v1/attention"
 Q = [[1.0, 0.0], [0.0, 1.0]]

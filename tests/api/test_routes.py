@@ -4,7 +4,7 @@ import inspect
 
 from attention_contract.operations import OPERATIONS
 from attention_service.api.doors.openai.openai_handlers import OPENAI_HANDLERS
-from attention_service.api.endpoint import Call
+from attention_service.api.endpoint import RequestContext
 from attention_service.api.handlers import HANDLERS
 from attention_service.api.routes import make_routes
 
@@ -18,7 +18,9 @@ def test_every_operation_has_a_handler_and_every_handler_an_operation():
 def test_a_handler_takes_the_call_and_the_body():
     for name, handler in (HANDLERS | OPENAI_HANDLERS).items():
         assert len(inspect.signature(handler).parameters) == 2, name
-    assert {"engine", "settings", "headers", "path", "media_type", "came", "pin", "deadline"} == set(Call.__slots__)
+    assert {"engine", "settings", "headers", "path", "media_type", "came", "pin", "deadline"} == set(
+        RequestContext.__slots__
+    )
 
 
 def test_every_part_of_a_path_that_names_something_is_documented():

@@ -19,7 +19,7 @@ from attention_contract.wire import SAFETENSORS, to_body
 from attention_service import __main__ as command
 from attention_service.api.app import create_app
 from attention_service.api.http_limits.guarded_http import GuardedHttp
-from attention_service.api.serving import Server
+from attention_service.api.serving import DrainingServer
 from attention_service.settings import Settings
 from tests.api.processes import process
 from tests.conftest import eventually
@@ -109,7 +109,7 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path, monkeypatch):
 
 def test_idle_connections_are_closed_by_those_who_call(tmp_path):
     settings = Settings(_env_file=None, models_dir=tmp_path)
-    kept = Server(create_app(settings)).config.timeout_keep_alive
+    kept = DrainingServer(create_app(settings)).config.timeout_keep_alive
     assert kept >= 2 * max(LIMITS.keepalive_expiry, httpx.Limits().keepalive_expiry)
 
 
@@ -160,7 +160,7 @@ def test_the_command_serves_on_uvloop_and_other_threads_do_not_keep_it_waiting_f
         assert server.config.http_protocol_class is GuardedHttp
         assert server.config.get_loop_factory() is uvloop.new_event_loop
 
-    monkeypatch.setattr(Server, "run", run)
+    monkeypatch.setattr(DrainingServer, "run", run)
     before = sys.getswitchinterval()
     try:
         command.serve(["--models-dir", str(tmp_path), "--port", "0", "--log-level", "error"])

@@ -22,7 +22,7 @@ from attention_contract.errors import Draining
 from attention_contract.frames import MAX_FRAME_BYTES, MAX_UNANSWERED
 from attention_contract.schemas.sessions import StepReply, StepsReply
 from attention_service.runtime.scheduling.request_runner import RequestRunner
-from attention_service.runtime.sessions.live_sessions import Sessions
+from attention_service.runtime.sessions.live_sessions import LiveSessions
 from tests.api.talk import post
 from tests.client.service import RAN
 from tests.conftest import eventually, live_server
@@ -73,7 +73,7 @@ def gate(monkeypatch):
             raise
         return StepReply(session=id, length=len(gate.began), output=request.query, ran=RAN)
 
-    monkeypatch.setattr(Sessions, "step", step)
+    monkeypatch.setattr(LiveSessions, "step", step)
     yield gate
     gate.set()
 
@@ -133,7 +133,7 @@ def test_a_fault_of_the_server_is_a_problem_too(lane, server, monkeypatch):
     async def fail(*_):
         raise RuntimeError("oh")
 
-    monkeypatch.setattr(Sessions, "step", fail)
+    monkeypatch.setattr(LiveSessions, "step", fail)
     with stream(server) as connection:
         assert ask(connection, session="s", query=[[0.0]])["code"] == "internal_error"
 
@@ -154,7 +154,7 @@ def test_many_steps_and_one_of_the_same_session_are_answered_in_order(server, ga
     async def steps(self, request, deadline=None):
         return StepsReply(steps=[await self.step(each.session, each) for each in request.steps])
 
-    monkeypatch.setattr(Sessions, "steps", steps)
+    monkeypatch.setattr(LiveSessions, "steps", steps)
     with stream(server) as connection:
         both = [{"session": each, "query": [[0.0]]} for each in ("quick", "slow")]
         connection.send(json.dumps({"steps": both}))
@@ -188,7 +188,7 @@ def test_replies_count_until_the_caller_takes_them_and_are_refused_without_memor
             await asyncio.sleep(0.001)
         return StepReply(session=id, length=1, output=output, ran=RAN)
 
-    monkeypatch.setattr(Sessions, "step", step)
+    monkeypatch.setattr(LiveSessions, "step", step)
     with live_server(tmp_path, memory_budget=2**26) as server, httpx.Client(base_url=server) as http:
 
         def reply_bytes():

@@ -7,6 +7,7 @@ import time
 from hashlib import sha256
 
 import httpx
+import pytest
 
 from attention_service.api.idle_exit import IdleExit
 from tests.api.processes import process
@@ -15,6 +16,7 @@ KEY = "attn_of_a_program"
 IDLE_S = 1.5
 
 
+@pytest.mark.slow  # a server starts anew; tests/client/test_local.py has one so started in every run
 def test_a_server_takes_the_key_of_its_hash_and_stops_when_nobody_asks(tmp_path):
     own = ("--require-keys", "true", "--key-hash", sha256(KEY.encode()).hexdigest(), "--idle-exit-s", str(IDLE_S))
     with process(tmp_path, *own) as (server, url):

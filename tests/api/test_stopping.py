@@ -72,7 +72,8 @@ def shared_memory():
     return {entry.name for entry in SHARED.iterdir()} if SHARED.is_dir() else set()
 
 
-@pytest.mark.parametrize("drain", ["0", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("drain", ["0", "1"])
 def test_threads_that_wait_for_ever_do_not_keep_a_server(tmp_path, drain):
     shared = shared_memory()
     waiting = "\n".join([WAITING, *(code for code, _, _ in KINDS.values())])

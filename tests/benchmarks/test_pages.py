@@ -179,7 +179,6 @@ def test_clients():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_questions(tmp_path):
     lines = list(questions.rows((12,), 1, tmp_path))
     assert [line.split("|")[1].strip() for line in lines[1:]] == [

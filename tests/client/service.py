@@ -5,20 +5,20 @@ import inspect
 import re
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
 
 import httpx
 import numpy as np
 
 from attention_client import AsyncClient, Client
-from attention_client.calls.method import Calls, Method
+from attention_client.calls.method import CallMethod, Calls
 from attention_client.client_base import GROUPS
 from attention_contract.errors import SessionGone
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import answers as w
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import checkpoints as k
-from attention_contract.schemas import model_requests as q
 from attention_contract.schemas import models as l
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i
@@ -32,20 +32,22 @@ from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, Attributions, Completeness
 from attention_contract.schemas.analyses.context import ContextReply
 from attention_contract.schemas.analyses.effects import Effects, EffectsReply
-from attention_contract.schemas.analyses.lenses import LensInfo, LensList, ModelLensReply
+from attention_contract.schemas.analyses.lenses import LensInfo, LensList
 from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply
+from attention_contract.schemas.analyses.probes import ProbeInfo, ProbeList
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
+from attention_contract.schemas.analyses.vectors import VectorInfo, VectorList
 from attention_contract.schemas.costs import accuracy as y
 from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as g
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
 from attention_contract.schemas.openai_api.responses import ModelResponse, OutputMessage, OutputText
+from attention_contract.schemas.openai_api.scoring import PairScore, PairScores, RankedResult, Ranking
 from attention_contract.schemas.openai_api.tokenization import Tokenization
 from attention_contract.schemas.openai_api.transcriptions import HeardDuration, Transcription
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
-from attention_contract.schemas.text_similarity import TextSimilarityReply
-from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
+from attention_contract.schemas.weights import BY_KEY, NEEDS_PAIRS, HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 
 URL = "http://service.test"
@@ -75,7 +77,20 @@ EXAMPLES = {
     "model_effects": (("net", "the cat"), {"sweep": {"tap": "context", "set": 0}}, "/v1/models/net/effects"),
     "fit_lens": (("net", ["the cat"]), {"skip_first": 0}, "/v1/models/net/lenses"),
     "list_lenses": (("net",), {}, "/v1/models/net/lenses"),
+    "get_lens": (("0" * 32,), {}, f"/v1/lenses/{'0' * 32}"),
     "delete_lens": (("0" * 32,), {}, f"/v1/lenses/{'0' * 32}"),
+    "fit_vector": (("net", ["the cat"], ["a dog"]), {"method": "mean_difference"}, "/v1/models/net/vectors"),
+    "list_vectors": (("net",), {}, "/v1/models/net/vectors"),
+    "get_vector": (("0" * 32,), {}, f"/v1/vectors/{'0' * 32}"),
+    "delete_vector": (("0" * 32,), {}, f"/v1/vectors/{'0' * 32}"),
+    "fit_probe": (
+        ("net", {"point": "hidden", "layer": 1}, ["the cat", "a dog"], [0, 1]),
+        {"folds": 2},
+        "/v1/models/net/probes",
+    ),
+    "list_probes": (("net",), {}, "/v1/models/net/probes"),
+    "get_probe": (("0" * 32,), {}, f"/v1/probes/{'0' * 32}"),
+    "delete_probe": (("0" * 32,), {}, f"/v1/probes/{'0' * 32}"),
     "model_similarity": (("net", [["the cat", "a dog"]]), {"pooling": "mean"}, "/v1/models/net/similarity"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
@@ -83,6 +98,8 @@ EXAMPLES = {
     "create_response": (("net", "the cat"), {"instructions": "be brief"}, "/v1/responses"),
     "tokenize": (("net", "the cat"), {"return_token_strs": True}, "/v1/tokenize"),
     "create_embedding": (("net", ["the", "cat"]), {}, "/v1/embeddings"),
+    "rerank": (("net", "the", ["cat", "dog"]), {"top_n": 1}, "/v1/rerank"),
+    "score": (("net", "the", ["cat", "dog"]), {}, "/v1/score"),
     "create_transcription": (("net", b"RIFF"), {"language": "en"}, "/v1/audio/transcriptions"),
     "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
     "replace_parameters": (("demo", {"q_proj.weight": X}), {}, "/v1/modules/demo/parameters"),
@@ -95,7 +112,7 @@ EXAMPLES = {
     "complexity": (("demo", 512), {}, "/v1/modules/demo/complexity"),
     "raw_forward": ((X, X, X), {}, "/v1/attention/forward"),
     "raw_weights": ((X, X), {}, "/v1/attention/weights"),
-    "raw_attribution": ((X, X), {"steps": 4}, "/v1/attention/attribution"),
+    "raw_attribution": ((X, X), {"methods": ["integrated"], "steps": 4}, "/v1/attention/attribution"),
     "raw_gradients": ((X, X, X), {}, "/v1/attention/gradients"),
     "raw_effects": ((X, X), {"sweep": {"tap": "weights", "over": ["keys"], "scale": 2}}, "/v1/attention/effects"),
     "create_pass": (("demo", X), {"wrt": ["query", "parameters"]}, "/v1/modules/demo/passes"),
@@ -108,7 +125,7 @@ EXAMPLES = {
     "circuits": (("demo",), {"with_": "later"}, "/v1/modules/demo/circuits"),
     "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
     "list_recordings": ((), {}, "/v1/recordings"),
-    "create_recording": ((r.EXAMPLE,), {}, "/v1/recordings"),
+    "create_recording": ((r.EXAMPLE_RECORDING,), {}, "/v1/recordings"),
     "get_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
     "rollout": ((np.ones((2, 3, 3)),), {"residual": 0.25}, "/v1/attention/rollout"),
     "recording_rollout": (("0" * 32,), {"method": "flow", "queries": [1]}, f"/v1/recordings/{'0' * 32}/rollout"),
@@ -134,17 +151,23 @@ EXAMPLES = {
     "health_ready": ((), {}, "/health/ready"),
 }
 """For each operation: the arguments of its call, and the path that they lead to."""
+EXAMPLES |= {
+    operation.name: (("net",), operation.example, operation.path.format(model="net"))
+    for operation in OPERATIONS
+    if operation.name not in EXAMPLES and "{model}" in operation.path and operation.example is not None
+}
 CALLS = {
     f"{group}.{name}".lstrip("."): getattr(kind, name)
     for group, kind in {"": Client, **{name: type(getattr(Client(URL), name)) for name in GROUPS}}.items()
     if issubclass(kind, Calls)
     for name in dir(kind)
-    if isinstance(inspect.getattr_static(kind, name), Method) and name != "open"
+    if isinstance(inspect.getattr_static(kind, name), CallMethod) and name != "open"
 }
 """The methods of the blocking client that make a call, by their dotted names."""
 COMPOSED = {
-    "modules.import_all", "recordings.read", "recordings.download", "models.stream", "models.stream_chat",
-    "models.stream_response", "models.survey", "models.passages", "models.export_headvis",
+    "models.lens_matrices", "modules.import_all", "recordings.read", "recordings.download", "models.stream",
+    "models.stream_chat", "models.stream_response", "models.stream_transcription", "models.survey", "models.passages",
+    "models.export_headvis",
 }  # fmt: skip
 """Methods that make several calls, or ask for a part of a reply or for its pieces."""
 METHODS = {
@@ -181,6 +204,16 @@ GROWTH = c.Growth(
 )  # fmt: skip
 HEADS = np.arange(2, dtype=np.float32)
 LENS = LensInfo(model="net", created="2026-01-01T00:00:00Z", id="0" * 32, texts=7, layers=[0, 1])
+PROBE = ProbeInfo(
+    model="net", created="2026-01-01T00:00:00Z", id="0" * 32, of={"point": "hidden", "layer": 1}, method="ridge",
+    texts=7, samples=21, positives=9, width=4, layer=1, weights={"1": np.arange(4.0)},
+    layers=[{"layer": 1, "bias": 0.5, "auc": 0.875, "auc_low": 0.75, "auc_high": 0.9375, "threshold": 0.25}],
+)  # fmt: skip
+VECTOR = VectorInfo(
+    model="net", checkpoint="net", checkpoint_created=1, created="2026-01-01T00:00:00Z", id="0" * 32, source="texts",
+    method="pca", position="last", positive=7, negative=7, width=4, layers=[{"layer": 1, "norm": 3.0}],
+    directions={"1": np.arange(4, dtype=np.float32)},
+)  # fmt: skip
 SESSION = t.SessionInfo(
     session="7-1", module="demo", version="abc", sequences=1, length=3, held=3, policy=t.FullPolicy(), pinned=False,
     bytes=4096, shared_bytes=1024, own_bytes=3072, expires_at="2026-01-01T00:00:00+00:00",
@@ -193,7 +226,7 @@ CIRCUIT = {
 
 
 RECORDING = r.RecordingInfo.model_validate(
-    {name: value for name, value in r.EXAMPLE.items() if name != "layers"}
+    {name: value for name, value in r.EXAMPLE_RECORDING.items() if name != "layers"}
     | {"id": "0" * 32, "bytes": 344, "tensors": [{"name": "layers.0.weights", "dtype": "float32", "shape": [1, 2, 2]}]}
 )
 
@@ -258,14 +291,15 @@ def model_reply(kind: Any) -> Any:
         l.ModelInfo: lambda: info,
         l.ModelList: lambda: l.ModelList(data=[info]),
         ModelComplexityReply: lambda: ModelComplexityReply(**numbers | {"model": "net"}),
-        q.ModelForwardReply: lambda: q.ModelForwardReply(labels=[], ran=ran),
-        q.ModelGradientsReply: lambda: q.ModelGradientsReply(labels=[], ran=ran, value=np.ones(())),
         ContextReply: lambda: ContextReply(
             labels=[], ran=ran, prompt="The cat sat.", answer_text=" A cat.", generated=False, sources=[], answer=[]
         ),
         LensInfo: lambda: LENS,
         LensList: lambda: LensList(lenses=[LENS], bytes=0, limit_bytes=1),
-        ModelLensReply: lambda: ModelLensReply(labels=[], ran=ran, kind="logit", positions=[], names={}, layers=[]),
+        ProbeInfo: lambda: PROBE,
+        ProbeList: lambda: ProbeList(probes=[PROBE], bytes=0, limit_bytes=1),
+        VectorInfo: lambda: VECTOR,
+        VectorList: lambda: VectorList(vectors=[VECTOR], bytes=0, limit_bytes=1),
         ModelEffectsReply: lambda: ModelEffectsReply(
             swept={"layers": [0], "heads": [0, 1]},
             baseline=np.ones(()),
@@ -274,10 +308,22 @@ def model_reply(kind: Any) -> Any:
             token_names=[" mat"],
             effects=ModelEffects(value=np.ones((1, 2)), divergence=np.full((1, 2), 0.25)),
         ),
-        TextSimilarityReply: lambda: TextSimilarityReply(similarity=[], labels=[], ran=ran),
-        q.ModelWeightsReply: lambda: q.ModelWeightsReply(labels=[], ran=ran, layers=[]),
     }
-    return made[kind]()
+    return made[kind]() if kind in made else kind(**least_fields(kind) | {"ran": ran})
+
+
+def least_fields(kind: Any) -> dict[str, Any]:
+    """Return the fields that a reply must have, each as small as it may be: no items, one number."""
+    least: dict[Any, Any] = {list: [], dict: {}, str: "a", int: 1, float: 1.0, bool: True}
+    fields = {}
+    for name in (name for name, about in kind.model_fields.items() if about.is_required()):
+        stated = kind.model_fields[name].annotation
+        members = get_args(stated) if get_origin(stated) is UnionType else [stated]
+        kinds = [get_origin(member) or member for member in members]
+        known = next((each for each in kinds if each in least), None)
+        choices = [get_args(member)[0] for member in members if get_origin(member) is Literal]
+        fields[name] = choices[0] if choices else np.ones(()) if known is None else least[known]
+    return fields
 
 
 GENERATED = {
@@ -297,7 +343,8 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         keys = np.tile(np.arange(request.top_k), (2, 3, 1))
         return WeightsReply(
             statistics=HeadStatistics(
-                **dict.fromkeys(HeadStatistics.model_fields, HEADS) | {"classes": {"first": HEADS}}
+                **dict.fromkeys(HeadStatistics.model_fields.keys() - BY_KEY - NEEDS_PAIRS, HEADS)
+                | {"classes": {"first": HEADS}}
             ),
             queries=np.array(3),
             top=TopKeys(keys=keys, weights=keys.astype(np.float32)) if request.top_k else None,
@@ -350,7 +397,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         )
     if name == "hopfield_retrieve":
         return retrieved(request)
-    if "model" in name or "lens" in name:
+    if any(noun in name for noun in ("model", "lens", "probe", "vector")):
         return model_reply(operation.reply)
     return {
         "server_info": s.ServerInfo(
@@ -384,6 +431,12 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         ),
         "create_embedding": i.Embeddings(
             data=[i.Embedding(index=0, embedding=[1.0, 0.0])], model="net", usage=GENERATED["usage"]
+        ),
+        "rerank": Ranking(
+            id="rerank-1", model="net", usage=GENERATED["usage"], results=[RankedResult(index=0, relevance_score=0.5)]
+        ),
+        "score": PairScores(
+            id="score-1", created=0, model="net", usage=GENERATED["usage"], data=[PairScore(index=0, score=0.5)]
         ),
         "create_response": ModelResponse(
             id="resp_1", created_at=0, completed_at=1, status="completed", incomplete_details=None, model="net",

@@ -57,7 +57,7 @@ WHOLE = {"recordings.create", "recordings.get", "recordings.download"}
 
 FLOWS = {"checkpoints.fetch", "modules.import_all", "models.survey", "models.passages", "models.export_headvis"}
 """Methods that make several calls, whose arguments are their own."""
-STREAMED = {"models.stream", "models.stream_chat", "models.stream_response"}
+STREAMED = {"models.stream", "models.stream_chat", "models.stream_response", "models.stream_transcription"}
 """Calls whose replies come in pieces: an async iterator is not awaited."""
 OF_OTHER_CLIENTS = {"stream", "stream_options", "max_completion_tokens", "encoding_format"}
 """Fields of OpenAI's API that this client sets itself, or has no need of."""

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from benchmarks.processes import free_port
+from tools.proof.servers import serving
 
 from attention_client import AsyncClient, Client
-from tests.proof.servers import serving
 
 MODULE, WIDTH = "killed", 32
 CONFIG = {"d_model": WIDTH, "num_heads": 4, "num_kv_heads": 2, "spec": {"masks": [{"name": "causal"}]}}

@@ -53,6 +53,7 @@ def test_a_repository_of_the_hub_is_fetched_once(tmp_path, monkeypatch):
         looks._named.cache_clear()
 
 
+@pytest.mark.slow  # a server and a model's process start anew; test_local has such a server in every run
 def test_a_folder_is_read_where_it_lies_by_a_server_of_the_process(tmp_path, monkeypatch, client):
     from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 

@@ -11,7 +11,7 @@ from attention_client import AsyncClient, Client, ConnectionFailed, DeadlineExce
 from attention_contract.errors import BodyTooLarge, Draining
 from attention_contract.schemas.sessions import StepReply
 from attention_service.runtime.scheduling.request_runner import RequestRunner
-from attention_service.runtime.sessions.live_sessions import Sessions
+from attention_service.runtime.sessions.live_sessions import LiveSessions
 from tests.client.service import RAN
 
 MODULE = "step-stream"
@@ -34,7 +34,7 @@ def slow(monkeypatch):
         await asyncio.sleep(int(id) / 100)
         return StepReply(session=id, length=int(request.query[0, 0]), output=request.query, ran=RAN)
 
-    monkeypatch.setattr(Sessions, "step", step)
+    monkeypatch.setattr(LiveSessions, "step", step)
 
 
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])

@@ -22,6 +22,7 @@ from tests.client.cli.command_line import invoke
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny as small
 from tests.conftest import live_server
+from tests.weight_loops import of_pairs, received
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 TEXTS = ["one, two, three. one, two, three.", *shipped_texts()[:23], "the cat sat on the mat"]
@@ -171,12 +172,40 @@ def test_other_requests_run_between_its_batches(url, models):
         ("statistics", {"texts": TEXTS, "statistics": ["classes"]}),
         ("statistics", {"texts": TEXTS, "statistics": []}),
         ("layers.0", {"texts": TEXTS, "layers": [9]}),
+        ("statistic_options.pairs", {"texts": TEXTS, "statistics": ["pairs"]}),
+        ("statistic_options.pairs", {"texts": TEXTS, "statistic_options": {"pairs": [[[0, 0]]]}}),
+        (
+            "statistic_options.pairs.1.0.1",
+            {
+                "texts": ["the cat sat", "a"],
+                "statistics": ["pairs"],
+                "statistic_options": {"pairs": [[[0, 0]], [[0, 99]]]},
+            },
+        ),
     ],
 )
 def test_what_cannot_be_surveyed_is_refused_by_its_name(models, param, given):
     with pytest.raises(InvalidRequest) as fault:
         models.survey("exact", **given)
     assert fault.value.param == param
+
+
+def test_pairs_and_received_weights_of_texts_are_those_of_loops(models, eager):
+    pairs = [[[len(ids) - 1, 0], [len(ids) - 1, at % len(ids)]] for at, (ids, _) in enumerate(eager)]
+    candidates = [[0, at % len(ids)] for at, (ids, _) in enumerate(eager)]
+    options = {"pairs": pairs, "candidates": candidates}
+    found = models.survey("exact", TEXTS, statistics=["pairs", "received"], statistic_options=options, batch=3)
+    for text, (ids, weights) in enumerate(eager):
+        visible = np.tril(np.ones((len(ids), len(ids)), bool))
+        for at, head in enumerate(weights.astype(np.float64)):
+            assert found.of("received")[text, at] == pytest.approx(received(head, visible).max(), abs=1e-5)
+            for name, value in of_pairs(head, pairs[text], candidates[text]).items():
+                assert found.of(f"pairs.{name}")[text, at] == pytest.approx(value, abs=1e-5), name
+    assert found.ranked("pairs.share")[0] == HEADS[int(found.of("pairs.share").mean(0).argmax())]
+    one = models.survey("exact", TEXTS, statistics=["pairs"], statistic_options={"pairs": [[1, 0]]}, batch=4)
+    np.testing.assert_allclose(
+        one.of("pairs.share"), [[head[1, 0] for head in weights] for _, weights in eager], **NEAR
+    )
 
 
 @pytest.mark.parametrize("ask", [lambda s: s.of("loudness"), lambda s: s.index(4, 0), lambda s: s.index(0, -1)])
@@ -213,11 +242,15 @@ def test_its_config_and_its_scatter_name_every_head_and_every_metric(data, surve
     config, rows = read(data / "config.json"), read(data / "scatter_data.json")
     assert config["heads"] == [list(each) for each in HEADS] == [[row["layer"], row["head"]] for row in rows]
     assert (config["n_layers"], config["n_heads"], config["n_intervals"]) == (4, 4, 5)
-    assert {"induction_score", "self_attention_score", "previous_token_score", "pattern_entropy", "qk_distance"} <= {
+    assert {"induction_score", "self_attention_score", "prev_token_score", "pattern_entropy", "qk_distance"} <= {
         *config["metrics"]
     }
     assert config["metric_descriptions"].keys() == {*config["metrics"]} == rows[0].keys() - {"layer", "head"}
     assert not config["has_umap"]
+    # What load-head-metrics.py and load-head-sequences.py of Neuronpedia need of a run.
+    facts = ("dataset_name", "n_sequences", "seq_len", "dtype", "attn_implementation", "model_name")
+    assert [type(config[name]) for name in facts] == [str, int, int, str, str, str]
+    assert (config["n_sequences"], config["dtype"]) == (len(TEXTS), "float64")
     assert read(data / "server_config.json") == read(data / "attributions/manifest.json") == {}
     for at, row in enumerate(rows):
         assert row["induction_score"] == pytest.approx(survey.means("induction")[at], abs=1e-6)
@@ -335,6 +368,45 @@ def test_the_command_orders_the_heads_and_shows_the_passages_of_the_first(url, m
     assert len([*(tmp_path / "data/heads").iterdir()]) == 16
 
 
+def test_the_command_draws_the_heads_of_all_layers(url, models, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "texts.txt"
+    file.write_text("one, two. one, two.\nthe cat sat\n")
+    picture = tmp_path / "heads.svg"
+    out = run(url, "exact", str(file), "--and", "entropy", "--plot", str(picture), "--width-mm", "85")
+    assert out == f"{picture}: {picture.stat().st_size} bytes\n"
+    svg = picture.read_text("utf-8")
+    assert {"exact · mean over 2 texts", "induction", "entropy, nats", "L0", "L3", "H3"} <= set(
+        re.findall(r">([^<>]+)</text>", svg)
+    )
+    assert float(re.search(r'width="([\d.]+)pt"', svg)[1]) * 25.4 / 72 == pytest.approx(85, abs=0.1)
+    run(url, "exact", str(file), "--plot", str(tmp_path / "heads.html"))
+    assert "induction" in (tmp_path / "heads.html").read_text("utf-8")
+    for wrong in (["--show", "L0H0"], ["--json"]):
+        refused = invoke(["--url", url, "heads", "exact", str(file), "--plot", str(picture), *wrong])
+        assert refused.exit_code == 2, refused.output
+
+
+def test_a_survey_is_drawn_by_its_means(survey):
+    pytest.importorskip("matplotlib")
+    from attention_contract.schemas.picture_options import PictureOptions
+    from attention_pictures.reply_figures import layers_figure
+    from tests.pictures.test_layout import faults
+
+    options = PictureOptions(width_mm=85)
+    figure = layers_figure(survey._by_layer(["induction", "signed_distance"]), None, options, "all heads")
+    assert faults(figure) == []
+    drawn = np.asarray(figure.axes[0].collections[0].get_array())
+    np.testing.assert_allclose(drawn.ravel(), survey.means("induction"))
+    less = figure.axes[2].collections[0]
+    assert less.norm.vmin == -less.norm.vmax, "negative numbers diverge from 0"
+    assert b"all" in survey.plot(statistics=["entropy"], title="all").data
+    with pytest.raises(InvalidRequest):
+        survey.plot(statistics=["unknown"])
+    with pytest.raises(InvalidRequest):
+        survey.plot(view="lines")
+
+
 @pytest.mark.slow
 def test_the_command_takes_the_texts_that_ship_without_a_file(url, models):
     assert f"exact over {len(shipped_texts())} texts" in run(url, "exact", "--count", "0", "--layer", "1")
@@ -350,6 +422,24 @@ def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tm
     piped = run(url, "exact", "-", "--by", "entropy", "--show", "L0H1", "--layer", "0", stdin="the cat\nthe dog\n")
     assert "L0H1, entropy" in piped
     assert "exact over 2 texts" in piped
+
+
+def test_the_command_reads_pairs_and_orders_heads_by_them(url, models, tmp_path):
+    texts, pairs, form = (tmp_path / name for name in ("texts.txt", "pairs.json", "form.json"))
+    texts.write_text("one, two. one, two.\nthe cat\n")
+    pairs.write_text('{"pairs": [[[3, 2]], [[1, 0], [1, 1]]], "candidates": [[0, 2], [0, 1]]}')
+    printed = run(url, "exact", str(texts), "--pairs", str(pairs), "--and", "received", "--count", "0")
+    assert printed.split()[:2] == ["head", "pairs.first"]
+    reply = json.loads(run(url, "exact", str(texts), "--pairs", str(pairs), "--json"))
+    expected = models.survey(
+        "exact", reply["texts"], statistics=["pairs"], statistic_options=json.loads(pairs.read_text())
+    )
+    for at, each in enumerate(reply["heads"]):
+        assert each["statistics"]["pairs.share"]["mean"] == pytest.approx(expected.means("pairs.share")[at])
+    form.write_text('{"pair": []}')
+    for options in (["--pairs", str(form)], ["--by", "pairs.share"]):
+        with pytest.raises(AssertionError, match="pairs"):
+            run(url, "exact", str(texts), *options)
 
 
 def test_the_command_reads_needles_from_lines_of_json(url, models, tmp_path):

@@ -14,7 +14,7 @@ from attention_contract.descriptions import described
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.recording_tensors import AXES, place_of, take, take_pooled, taken_numbers
 from attention_contract.schemas.attention import Tap, Taps
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery, read_facts
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile, RecordingQuery, read_facts
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, from_body, to_body
 
@@ -121,16 +121,16 @@ def test_strips_of_a_long_tensor_are_pooled_like_the_whole(monkeypatch):
 
 
 def test_numbers_without_a_dtype_become_float32_and_others_stay():
-    recording = validate(RecordingFile, EXAMPLE)
+    recording = validate(RecordingFile, EXAMPLE_RECORDING)
     assert recording.layers["0.weights"].dtype == np.float32
-    doubles = EXAMPLE | {"layers": {"0.weights": np.eye(2)[None]}}
+    doubles = EXAMPLE_RECORDING | {"layers": {"0.weights": np.eye(2)[None]}}
     assert validate(RecordingFile, doubles).layers["0.weights"].dtype == np.float64
 
 
 def test_key_value_heads_divide_the_heads():
     heads = [{"name": "layers.0", "heads": list("abcd")}]
     for many, fits in ((4, True), (2, True), (1, True), (3, False), (8, False)):
-        facts = EXAMPLE | {"attentions": heads, "layers": {"0.k": np.zeros((many, 2, 3), np.float32)}}
+        facts = EXAMPLE_RECORDING | {"attentions": heads, "layers": {"0.k": np.zeros((many, 2, 3), np.float32)}}
         if fits:
             validate(RecordingFile, facts)
         else:
@@ -139,7 +139,7 @@ def test_key_value_heads_divide_the_heads():
 
 
 def test_the_file_has_an_entry_of_its_own_and_needs_no_other():
-    recording = validate(RecordingFile, EXAMPLE)
+    recording = validate(RecordingFile, EXAMPLE_RECORDING)
     body = b"".join(to_body(recording, SAFETENSORS, "request"))
     assert b'"recording":' in body
     assert b'"request":' not in body

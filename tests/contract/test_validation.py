@@ -46,7 +46,8 @@ CASES = [
     (ForwardRequest, raw(**{"return": []}), "return", "at least 1"),
     (ForwardRequest, raw(edits=[{"tap": "lse", "set": 0}]), "edits.0.tap", "'weights'"),
     (ForwardRequest, raw(edits=[{"tap": "scores"}]), "edits.0", "exactly one"),
-    (ForwardRequest, raw(edits=[{"tap": "scores", "set": 0, "scale": 1}]), "edits.0", "exactly one"),
+    (ForwardRequest, raw(edits=[{"tap": "scores", "set": 0, "scale": 1}]), "edits.0.scale", "exactly one"),
+    (ForwardRequest, raw(edits=[{"tap": "scores", "scale": 1, "add": [2.0]}]), "edits.0.add", "scale and add"),
     (
         ForwardRequest,
         raw(edits=[{"tap": "scores", "set": 0, "renormalize": True}]),

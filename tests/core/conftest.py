@@ -14,7 +14,7 @@ from torch import Tensor
 import attention_service.runtime  # noqa: F401  # it registers the passes that the cost model rehearses
 from attention_contract import positions, spec
 from attention_service.core.multihead import learned_of
-from attention_service.core.problem import Problem, Running
+from attention_service.core.problem import Problem, RunningInputs
 
 SPECS = {
     "default": spec.AttentionSpec(),
@@ -133,10 +133,10 @@ def random_problem(
         **more,
     )
     options = problem.spec.method
-    if isinstance(options, spec.Linear) and problem.recurrent == Running():
+    if isinstance(options, spec.Linear) and problem.recurrent == RunningInputs():
         gates = normal(batch, kv_heads, keys, 1).sigmoid() if "gated" in options.rule else None
         beta = normal(batch, kv_heads, keys, 1).sigmoid() if "delta" in options.rule else None
-        problem = replace(problem, recurrent=Running(None if gates is None else gates.log(), beta))
+        problem = replace(problem, recurrent=RunningInputs(None if gates is None else gates.log(), beta))
     needed = learned_of(problem.spec, problem.widths)
     learned = {name: normal(*each.shape) for name, each in needed.items()}
     if "score.sigma" in learned:

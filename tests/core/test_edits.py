@@ -30,14 +30,13 @@ def region(x, tap):
 
 
 @pytest.mark.parametrize("tap", TAPS)
-@pytest.mark.parametrize("action", [{"set": 0.25}, {"scale": -2.0}], ids=str)
+@pytest.mark.parametrize("action", [{"set": 0.25}, {"scale": -2.0}, {"add": torch.tensor(0.75)}], ids=str)
 def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
     before = attend(problem, TAPS, kernel="materialized").taps
     after = attend(problem, TAPS, edits=[BoundEdit(tap, **PICKED, **action)]).taps
     inside = region(before[tap], tap)
-    expected = torch.where(
-        inside, torch.full_like(before[tap], 0.25) if "set" in action else -2 * before[tap], before[tap]
-    )
+    edited = {"set": torch.full_like(before[tap], 0.25), "scale": -2 * before[tap], "add": before[tap] + 0.75}
+    expected = torch.where(inside, edited[next(iter(action))], before[tap])
     if tap == "masked_scores":
         expected[before[tap] == -math.inf] = -math.inf
     assert after[tap].equal(expected)
@@ -49,15 +48,14 @@ def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("tap", TAPS)
-@pytest.mark.parametrize("action", [{"set": 0.25}, {"scale": -2.0}, {"value": True}], ids=str)
+@pytest.mark.parametrize("action", [{"set": 0.25}, {"scale": -2.0}, {"value": True}, {"add": True}], ids=str)
 @pytest.mark.parametrize("selection", [Selection((3, 0), (3, 2)), Selection((2,)), Selection(None, (0, 2))], ids=str)
 def test_an_edit_of_the_whole_holds_within_a_selection(tap, action, selection, problem):
     listed = {axis: PICKED[axis][:2] for axis in AXES[tap]}
     shape = [2, *(len(listed[axis]) for axis in AXES[tap])]
-    if "value" in action:
-        action = {"value": torch.randn(*shape, *([3] if len(shape) < 4 else []))}
-        if len(shape) < 4:
-            action["value"] = action["value"][..., :1]
+    if True in action.values():
+        (name,) = action
+        action = {name: torch.randn(*shape, *([1] if len(shape) < 4 else []))}
     chosen = [BoundEdit(tap, **listed, **action), BoundEdit("weights", keys=(0,), set=0.0, renormalize=True)]
     whole = dict(stages(problem, TAPS, chosen))
     part = dict(stages(problem, TAPS, chosen, selection))
@@ -167,3 +165,45 @@ def test_padded_keys_get_no_weight_where_edits_leave_them_alone(action, renormal
     torch.testing.assert_close(found.taps["weights"][1:, :, :, :4], expected.taps["weights"], rtol=0, atol=1e-12)
     assert (found.taps["weights"][1, :, :, 4] == 0).all()
     assert (found.taps["weights"][0, 1] > 0).all()
+
+
+def test_what_is_added_to_a_score_multiplies_the_odds_of_its_key(problem):
+    plain = attend(problem, ("weights",), kernel="materialized").taps["weights"]
+    doubled = BoundEdit("scores", heads=(1,), keys=(2,), add=torch.tensor(math.log(2)))
+    found = attend(problem, ("weights",), edits=[doubled]).taps["weights"]
+    odds = plain[:, 1, :, 2] / (1 - plain[:, 1, :, 2])
+    torch.testing.assert_close(found[:, 1, :, 2] / (1 - found[:, 1, :, 2]), 2 * odds)
+    assert found[:, 0].equal(plain[:, 0])
+
+
+def test_what_is_added_to_all_values_is_added_to_every_context(problem):
+    plain = attend(problem, (), kernel="materialized").context
+    by_head = torch.randn(problem.k.shape[1], 1, problem.v.shape[3])
+    found = attend(problem, (), edits=[BoundEdit("v", add=by_head)]).context
+    torch.testing.assert_close(found, plain + by_head.repeat_interleave(2, 0))
+
+
+def test_tensors_are_added_in_the_order_of_the_indices():
+    x = torch.arange(2 * 3 * 4.0).view(2, 3, 4)
+    add = torch.tensor([[10.0], [20.0]])
+    found = edits.apply([BoundEdit("output", queries=(2, 0), add=add)], "output", x)
+    assert found.equal(x + torch.tensor([20.0, 0.0, 10.0])[:, None])
+
+
+@pytest.mark.parametrize("tap", ["output", "v"])
+def test_edits_of_later_tokens_are_those_of_the_whole_from_there_on(tap):
+    """Passes over three tokens at a time have what one pass over all has."""
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn((1, 9, 4) if tap == "output" else (1, 2, 9, 4), generator=draws)
+    dim, axis = (1, "queries") if tap == "output" else (2, "keys")
+    whole = [
+        BoundEdit(tap, add=torch.randn(x.shape[1:], generator=draws)),
+        BoundEdit(tap, **{axis: (7, 1, 5)}, scale=3.0),
+    ]
+    expected = torch.cat([x.narrow(dim, 0, 5), edits.apply(whole, tap, x).narrow(dim, 5, 4)], dim)
+    parts = []
+    for start in range(0, 9, 3):
+        tokens = range(start, start + 3)
+        own = edits.narrowed(whole, Selection(queries=tokens), 2, 2, keys=tokens)
+        parts.append(edits.apply(edits.begun_at(own, 5, tokens, tokens), tap, x.narrow(dim, start, 3)))
+    assert torch.cat(parts, dim).equal(expected)

@@ -26,7 +26,7 @@ from attention_contract.positions import (
     Sinusoidal,
     YarnScaling,
 )
-from attention_service.core.positions import POSITIONS, Heads, rotary
+from attention_service.core.positions import POSITIONS, HeadSubset, rotary
 from attention_service.core.positions.frequencies import frequencies
 from attention_service.core.positions.token_positions import places_of
 
@@ -186,7 +186,7 @@ def test_scores_depend_on_the_distance_alone(p, j, shift, style, dim, scaling):
 
 
 def bias_of(options, queries, keys, heads, learned=None):
-    return POSITIONS.of(options).bias(queries, keys, Heads(heads, None), learned or {}, DOUBLE)
+    return POSITIONS.of(options).bias(queries, keys, HeadSubset(heads, None), learned or {}, DOUBLE)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8, 12, 71])

@@ -53,6 +53,7 @@ def test_scores_are_those_of_the_definition(options, inputs, monkeypatch):
     torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(options=4)
 def test_gradients_and_their_gradients_with_respect_to_all_that_goes_in(options, inputs, monkeypatch):
     monkeypatch.setattr(additive_sums, "BLOCK", 200)
     q, k, learned = inputs

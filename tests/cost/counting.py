@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import query_blocks
-from attention_service.core.kernels.query_blocks import Layout
+from attention_service.core.kernels.query_blocks import PositionLayout
 from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import learned_of, project, project_out
@@ -149,11 +149,11 @@ def _keys_are_found_uncounted() -> Iterator[None]:
         with _disable_current_modes():
             return find(*args)
 
-    kinds, firsts, real_in_any = Layout.kinds, query_blocks.firsts, query_blocks.real_in_any
-    Layout.kinds = lambda *args: uncounted(kinds, *args)  # type: ignore[method-assign]
+    kinds, firsts, real_in_any = PositionLayout.kinds, query_blocks.firsts, query_blocks.real_in_any
+    PositionLayout.kinds = lambda *args: uncounted(kinds, *args)  # type: ignore[method-assign]
     query_blocks.firsts, query_blocks.real_in_any = partial(uncounted, firsts), partial(uncounted, real_in_any)
     try:
         yield
     finally:
-        Layout.kinds = kinds  # type: ignore[method-assign]
+        PositionLayout.kinds = kinds  # type: ignore[method-assign]
         query_blocks.firsts, query_blocks.real_in_any = firsts, real_in_any

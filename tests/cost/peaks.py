@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.scheduling.operation import Operation
+from attention_service.runtime.scheduling.operation import DeviceOperation
 
 CPU = torch.device("cpu")
 Run = Callable[[], object]
@@ -45,7 +45,7 @@ def filled(bound: BoundRequest) -> BoundRequest:
     return bound.replaced(arrays=arrays, learned=learned, module=module)
 
 
-def run(operation: Operation) -> dict[str, object]:
+def run(operation: DeviceOperation) -> dict[str, object]:
     """Upload and launch: the results, which stay on the device.
 
     The request's tensors are allocated here, as on a device with memory of its own: a CPU takes views of the body.

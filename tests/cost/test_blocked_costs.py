@@ -18,7 +18,7 @@ from attention_contract.spec import (
 from attention_service.core.kernels import KERNELS, Needs, blocked
 from attention_service.core.kernels import query_blocks as counted
 from attention_service.core.kernels.fused import cpu_blocks
-from attention_service.core.kernels.query_blocks import Cut, Layout, query_blocks, rehearsed_blocks
+from attention_service.core.kernels.query_blocks import Cut, PositionLayout, query_blocks, rehearsed_blocks
 from attention_service.core.masks.rules import pattern_of
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
@@ -74,7 +74,7 @@ def test_the_largest_block_is_rehearsed(every_mask):
     work = raw(AttentionSpec(masks=every_mask, softcap=2.0), **ONE, queries=300, new_keys=280)
     few = [len(queries) * sum(map(len, keys)) for _, queries, keys, _ in rehearsed_blocks(work, blocked.CUT)]
     pattern = pattern_of(every_mask, 300, 280) if every_mask else None
-    every = Layout(pattern, 0, 300, 280).blocks(blocked.CUT)
+    every = PositionLayout(pattern, 0, 300, 280).blocks(blocked.CUT)
     assert max(few) == max(len(queries) * sum(map(len, keys)) for queries, keys in every)
 
 

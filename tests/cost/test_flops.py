@@ -130,6 +130,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sampled(name=6)
 @pytest.mark.parametrize("name", METHODS)
 def test_products_of_a_method_are_what_pytorch_counts(name):
     works = [approximate(name, **sizes) for sizes in SHAPES.values()]

@@ -12,6 +12,7 @@ from attention_service.runtime.operations.complexity.growth import LETTERS, expl
 from attention_service.runtime.operations.complexity.shape_cost import TENSORS, named_tensors
 
 
+@pytest.mark.sampled(name=5)
 @pytest.mark.parametrize("name", QUICK)
 def test_every_tensor_that_is_held_has_a_name_and_a_meaning(name):
     work = QUICK[name]

@@ -1,6 +1,6 @@
 """The peak estimates against what PyTorch's profiler sees allocated on the CPU, operators' own buffers included.
 
-The walk over every registered combination, as it is served, is in ``tests.runtime.peak_walk``.
+The walk over every registered combination, as it is served, is in ``tools.peak_walk``.
 """
 
 from collections.abc import Callable, Iterator
@@ -190,6 +190,7 @@ def _measured(quick: bool) -> dict[str, list[tuple[Pass, int]]]:
     return found
 
 
+@pytest.mark.sampled(name=6)
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_peak_is_what_is_allocated(name):
     assert_tight(_measured(name in QUICK)[name])

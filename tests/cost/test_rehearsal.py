@@ -58,7 +58,7 @@ QUICKEST = [
 """Requests that have, among them, every operation of the others."""
 
 
-@pytest.mark.sampled(name=4)
+@pytest.mark.sampled(name=2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICKEST else pytest.mark.slow) for name in QUICK | SLOW]
 )

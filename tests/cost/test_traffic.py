@@ -186,6 +186,7 @@ def named(of: AttentionSpec) -> str:
     return str(of.model_dump(exclude_defaults=True, mode="json"))
 
 
+@pytest.mark.sampled(of=14)
 @pytest.mark.parametrize("of", [*ENTRIES, *VARIANTS], ids=named)
 def test_every_entry_is_counted_exactly(of):
     """Places and masks differ between the sequences of a batch; the rest is the same in a module as without one."""
@@ -198,6 +199,7 @@ def test_every_entry_is_counted_exactly(of):
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
 
 
+@pytest.mark.sampled(tap=3)
 @pytest.mark.parametrize("tap", TAPS)
 def test_every_tap_and_selection_is_counted_exactly(tap):
     learned_by_head = AttentionSpec(score=spec.Bilinear(), position=RelativeBias(), masks=WINDOW)
@@ -328,7 +330,7 @@ def approximate(described, **more):
     return work_of(described, **more)
 
 
-@pytest.mark.sampled(name=8)
+@pytest.mark.sampled(name=5)
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_counted_exactly(name):
     described = METHODS[name]

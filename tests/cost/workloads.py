@@ -10,7 +10,7 @@ from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import DTYPES
 from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.multihead import Sizes
-from attention_service.core.problem import Dropout, Selection, Widths
+from attention_service.core.problem import Selection, WeightDropout, Widths
 from attention_service.core.tensors import to_numpy, torch_dtype_name
 from attention_service.cost import Seen
 from attention_service.runtime.binding.bound_request import BoundRequest
@@ -80,7 +80,7 @@ def raw(
     if fine_gate:
         more["gate"] = np.zeros((1, 1, 1, 1), DTYPES[dtype])
     made.arrays |= more
-    made.dropout = Dropout(0.1, 0) if dropped else None
+    made.dropout = WeightDropout(0.1, 0) if dropped else None
     return at_sizes(made, tokens._replace(mask=mask, real_keys=real_keys or past + new_keys, offsets=offsets))
 
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from deploy.release import IMAGES
 from jsonschema import Draft7Validator
+from tools.docs.snippets import ROOT
 
 from attention_contract.operations import OPERATIONS
 from attention_service.settings import Settings, listed
-from tests.docs.snippets import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 CHART = FOLDER / "chart"

@@ -11,12 +11,12 @@ import httpx
 import numpy as np
 import pytest
 import yaml
+from tools.docs.metrics_page import metrics
+from tools.docs.snippets import ROOT
 
 from attention_client import Client
 from attention_contract.errors import error_classes
 from tests.conftest import live_server
-from tests.docs.metrics_page import metrics
-from tests.docs.snippets import ROOT
 
 FOLDER = ROOT / "deploy" / "monitoring"
 RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]]

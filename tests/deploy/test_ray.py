@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from tools.docs.snippets import ROOT
 
 from attention_client import Client
 from attention_contract.errors import Stuck
 from tests.conftest import eventually
-from tests.docs.snippets import ROOT
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own

@@ -12,8 +12,7 @@ import httpx
 import pytest
 import yaml
 from deploy.release import check_version, name_version
-
-from tests.proof.servers import serving
+from tools.proof.servers import serving
 
 ROOT = Path(__file__).parents[2]
 STATED = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "deploy/kubernetes/chart/Chart.yaml")

@@ -19,12 +19,12 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from tools.docs.snippets import ROOT
+from tools.proof.chaos import haproxy, servers_of
 
 from attention_client import Client
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, Unavailable, from_problem
 from tests.conftest import eventually
-from tests.docs.snippets import ROOT
-from tests.proof.chaos import haproxy, servers_of
 
 FOLDER = ROOT / "deploy" / "scale"
 HAPROXY = haproxy()

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tools.docs.checkpoints_page import PAGE
+from tools.docs.snippets import blocks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attention_contract.schemas.modules import ImportModule
 from attention_service.modules.checkpoints.import_plan import plan
-from tests.docs.checkpoints_page import PAGE
-from tests.docs.snippets import blocks
 
 IDS = torch.tensor([[3, 4, 5, 6]])
 EDGE = 16

@@ -6,13 +6,13 @@ import re
 import tomllib
 
 import pytest
+from tools.docs import variants_page
+from tools.docs.snippets import DOCUMENTS, ROOT, blocks
 
 from attention_contract.errors import error_classes
 from attention_contract.operations import OPERATIONS
 from attention_service.core.registry import variants
 from attention_service.settings import Settings
-from tests.docs import variants_page
-from tests.docs.snippets import DOCUMENTS, ROOT, blocks
 
 PAGES = [
     *DOCUMENTS,
@@ -56,8 +56,17 @@ def console_lines():
     ],
 )
 def test_a_generated_page_is_current(generator):
-    module = importlib.import_module(f"tests.docs.{generator}")
-    assert module.PAGE.read_text("utf-8") == module.render(), f"run python -m tests.docs.{generator}"
+    module = importlib.import_module(f"tools.docs.{generator}")
+    assert module.PAGE.read_text("utf-8") == module.render(), f"run python -m tools.docs.{generator}"
+
+
+def test_programs_that_are_named_exist_and_are_not_among_the_tests():
+    texts = [MAKEFILE, *(page.read_text("utf-8") for page in (*PAGES, ROOT / "tools" / "proof" / "README.md"))]
+    named = {name for text in texts for name in re.findall(r"python -m ([a-z_]+(?:\.[a-z_]+)*)", text)}
+    assert {"tools.models_walk", "tools.docs.settings_page", "tools.fuzz", "benchmarks"} <= named
+    own = {name for name in named if name.partition(".")[0] in {"tools", "benchmarks", "attention_service"}}
+    assert [name for name in own if importlib.util.find_spec(name) is None] == []
+    assert [name for name in named if name.startswith("tests")] == []
 
 
 def test_every_variant_that_runs_on_a_cpu_was_measured():
@@ -101,7 +110,7 @@ def test_modules_named_in_commands_exist(page):
 
 
 def test_files_named_among_the_mechanisms_exist():
-    page = (ROOT / "docs" / "mechanisms.md").read_text("utf-8")
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8").partition("\n## Mechanisms\n")[2]
     named = re.findall(r"`(?:pytest )?([a-z_0-9]+/[a-z_0-9/]*(?:\.py)?)`", page)
     roots = ROOT, ROOT / "client", ROOT / "service" / "attention_service"
     assert len(named) > 40

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 from markdown_it import MarkdownIt
+from tools.docs.snippets import ROOT
 
 import attention_client
 from attention_client.calls.question_calls import Questions
 from attention_client.client_base import GROUPS
 from attention_contract.errors import error_classes
-from tests.docs.snippets import ROOT
 
 OUTSIDE = {"index.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 """Pages of the navigation that ``docs/site_pages.py`` adds to those of ``docs/``."""

@@ -1,14 +1,14 @@
 """Every code block of the documents runs and gives the output shown."""
 
 import pytest
+from tools.docs.snippets import DOCUMENTS, SERVER_SETTINGS, Block, Session, SnippetError, blocks, check
 
 from tests.conftest import live_server
-from tests.docs.snippets import DOCUMENTS, SERVER_SETTINGS, Block, Session, SnippetError, blocks, check
 
 RUNNABLE = [document for document in DOCUMENTS if any(block.language in {"python", "sh"} for block in blocks(document))]
 BUDGETED = [document for document in RUNNABLE if "memory_budget" in document.read_text("utf-8")]
 """Pages whose examples read or show the server's memory budget."""
-BRIEF = {"README", "checkpoints", "client", "first-steps", "look", "monitoring", "open", "scale", "transformers"}
+BRIEF = {"README", "checkpoints", "first-steps", "look", "monitoring", "open", "scale", "transformers"}
 """Pages whose examples take a second or so. The others start many commands, or the processes of models."""
 
 

@@ -4,8 +4,8 @@ import re
 import sys
 
 import pytest
-from tests.docs.snippets import ROOT, Block, check
 from tests.examples.test_examples import EXAMPLES, succeed
+from tools.docs.snippets import ROOT, Block, check
 
 MAX_BYTES = 60_000
 FIGURES = ("alignment", "hopfield_completion", "kernel_regression", "softmax_saturation", "window_cost")

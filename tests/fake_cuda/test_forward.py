@@ -65,6 +65,7 @@ def test_results_of_one_request_come_together(cuda):
     assert len(counts.waits) == 1
 
 
+@pytest.mark.sampled(spec=20)
 @pytest.mark.parametrize("spec", EVERY.values(), ids=EVERY)
 def test_every_spec_keeps_devices_apart_and_waits_once_within_its_plan(cuda, spec):
     """In a type that some stages widen; the requests below come in float32."""

@@ -2,21 +2,21 @@
 
 import pytest
 import torch
+from tools.models_walk.model_types import built
 
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
-from attention_service.models.generation import decode_attention
-from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generation import Generation, decode, read_prompts
-from attention_service.models.generation.generation_plan import plan_generation
-from attention_service.models.generation.joined.joined_group import Joining
+from attention_service.models.generation.decoding import decode_attention
+from attention_service.models.generation.decoding.decoder import Decoder
+from attention_service.models.generation.decoding.joined_group import Joining
+from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from tests.client.tiny_models import tokenizer
 from tests.fake_cuda.machine import CUDA
 from tests.models.small_models import device
-from tests.models_walk.compared import built
 
-LAYERS, TEXTS, TURNS, STAGES = 3, 16, 3, 18
+LAYERS, TEXTS, TURNS, STAGES = 2, 6, 2, 18
 FIELDS = {
     "nothing": None,
     "statistics": {"statistics": ["entropy"]},
@@ -37,7 +37,7 @@ def generation(decoder, number, options):
     prompt = [3 + (number + place) % 5 for place in range(3 + number)]
     fields = {"model": "llama", "prompt": prompt, "max_tokens": 9, "temperature": 0, "attention": options}
     request = validate(CompletionRequest, fields)
-    return Generation(decoder, request, plan_generation(decoder.loaded, request), lambda _: None)
+    return RunningGeneration(decoder, request, plan_generation(decoder.loaded, request), lambda _: None)
 
 
 def turn(counts, decoder, texts, options):

@@ -12,7 +12,7 @@ from attention_contract.errors import Stuck
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile
 from attention_contract.wire import JSON, from_body
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import empty_result
@@ -105,7 +105,7 @@ class StandIn:
             numbers = int(float(amount.split()[-1]) * MIB) // 4
             made = empty_result((1, 1, numbers), torch.zeros(1)).copy_(torch.arange(numbers))
             tap = LayerTaps(layer=0, q=made.numpy(), k=made.numpy() + 1)
-        recording = RecordingFile(**EXAMPLE | {"text": request.text}) if request.keep else None
+        recording = RecordingFile(**EXAMPLE_RECORDING | {"text": request.text}) if request.keep else None
         return ModelForwardReply(labels=labels, ran=ran, layers=[tap]), recording
 
     def count(self, request, emit):

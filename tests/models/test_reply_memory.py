@@ -15,7 +15,7 @@ from attention_client import Client
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply
 from attention_contract.tensor_files import from_pieces, from_safetensors, to_safetensors
-from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 from attention_service.models.reply_memory import ReplyMemory, ReplySpace
 from attention_service.models.server import reply_memories
 

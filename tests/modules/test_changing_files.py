@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from tests.modules.gguf_bytes import entry, gguf, strings
 
 import attention_service
 from attention_contract.errors import InvalidCheckpoint
-from attention_service.models import model_catalogue
-from attention_service.modules.checkpoints import gguf_header
+from attention_service.models.folders import model_catalogue
+from attention_service.modules.checkpoints.forms.gguf import gguf_header
 
 SERVICE = Path(attention_service.__file__).parent
 SECONDS = 60
@@ -25,16 +26,17 @@ SECONDS = 60
 OVERWRITES = 20
 
 READING = """
+import json
 import sys
 from pathlib import Path
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.modules import ImportModule
-from attention_service.models import model_catalogue
-from attention_service.modules.checkpoints import catalogue, gguf_header, import_plan
-root, rounds = Path(sys.argv[1]), int(sys.argv[2])
-answered = 0
-for number in range(rounds):
+from attention_service.models.folders import model_catalogue
+from attention_service.modules.checkpoints import catalogue, import_plan
+from attention_service.modules.checkpoints.forms.gguf import gguf_header
+def ask(root, number):
     gguf_header._read.cache_clear()
+    answered = 0
     for read in (
         lambda: model_catalogue.all_with_adapters(root, model_catalogue.listed(root), {}),
         lambda: catalogue.listed(root),
@@ -45,14 +47,34 @@ for number in range(rounds):
         except AttentionError:
             pass
         answered += 1
-    print(number, flush=True)
-assert answered == 3 * rounds
+    print(number, answered, flush=True)
+
+for line in sys.stdin:
+    root, rounds = json.loads(line)
+    for number in range(rounds):
+        ask(Path(root), number)
 """
 """Asks for the lists and imports a layer, again and again. Every question has its answer, or a refusal."""
 
 
-def reading(root, rounds):
-    return subprocess.Popen([sys.executable, "-c", READING, root, str(rounds)], stdout=subprocess.PIPE, text=True)
+@pytest.fixture(scope="module")
+def reader():
+    """A process that reads what it is told to; its imports take seconds."""
+    command = [sys.executable, "-c", READING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        yield child
+        child.kill()
+
+
+def begin(reader, root, rounds):
+    reader.stdin.write(json.dumps([str(root), rounds]) + "\n")
+    reader.stdin.flush()
+
+
+def ended_round(reader):
+    """The number of a round, and of its answers."""
+    assert select.select([reader.stdout], [], [], SECONDS)[0], "it hangs"
+    return tuple(map(int, reader.stdout.readline().split()))
 
 
 def gpt2(folder, width=256):
@@ -66,31 +88,12 @@ def gpt2(folder, width=256):
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_files_that_are_cut_and_written_in_place_end_no_process(tmp_path):
-    """A map of such a file ends the process that reads it, by SIGBUS; so it is tried in a process of its own."""
-    gpt2(tmp_path / "gpt2")
-    (tmp_path / "llama").mkdir()
-    many = gguf(entry("tokenizer.ggml.tokens", strings(["▁the"] * 40_000)))
-    (tmp_path / "llama" / "m.gguf").write_bytes(many)
-    changing = [tmp_path / "gpt2" / "model.safetensors", tmp_path / "llama" / "m.gguf"]
-    whole = {file: file.read_bytes() for file in changing}
-    with reading(tmp_path, 10**6) as child:
-        assert child.stdout is not None
-        for number in range(OVERWRITES):
-            for file, content in whole.items():
-                os.truncate(file, len(content) // (2 + number))
-                child.stdout.readline()
-                with file.open("r+b") as opened:
-                    opened.write(content)
-                assert child.poll() is None, f"ended after {number} overwrites: {child.returncode}"
-        child.kill()
-
-
 def test_only_one_place_opens_tensors_and_nothing_of_the_repository_is_mapped():
     """``reply_memory`` maps memory that the server shares with a model, and ``slab`` maps no file."""
     mapping, opening = set(), set()
-    for file in SERVICE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    texts = {file: file.read_text("utf-8") for file in SERVICE.rglob("*.py")}
+    for file in [file for file, text in texts.items() if "mmap" in text or "safe_open" in text]:
+        for node in ast.walk(ast.parse(texts[file])):
             if isinstance(node, ast.Import) and any(each.name == "mmap" for each in node.names):
                 mapping.add(file.name)
             if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "safe_open":
@@ -121,7 +124,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_what_is_no_file_is_refused_in_the_lists_and_holds_nobody_up(tmp_path, monkeypatch):
+def test_what_is_no_file_is_refused_in_the_lists_and_holds_nobody_up(reader, tmp_path, monkeypatch):
     """Each name that a reader looks for × each kind of thing that may stand there, alone and beside a checkpoint."""
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     gpt2(tmp_path / "gpt2")
@@ -136,8 +139,27 @@ def test_what_is_no_file_is_refused_in_the_lists_and_holds_nobody_up(tmp_path, m
                 make(folder / name)
         os.mkfifo(f"{number}.gguf")
         os.mkfifo(f"{number}.safetensors")
-    with reading(tmp_path, 1) as child:
-        assert child.wait(SECONDS) == 0
+    begin(reader, tmp_path, 1)
+    assert ended_round(reader) == (0, 3)
+
+
+def test_files_that_are_cut_and_written_in_place_end_no_process(reader, tmp_path):
+    """A map of such a file ends the process that reads it, by SIGBUS; so it is tried in a process of its own."""
+    gpt2(tmp_path / "gpt2")
+    (tmp_path / "llama").mkdir()
+    many = gguf(entry("tokenizer.ggml.tokens", strings(["▁the"] * 40_000)))
+    (tmp_path / "llama" / "m.gguf").write_bytes(many)
+    changing = [tmp_path / "gpt2" / "model.safetensors", tmp_path / "llama" / "m.gguf"]
+    whole = {file: file.read_bytes() for file in changing}
+    begin(reader, tmp_path, 10**6)
+    for number in range(OVERWRITES):
+        for file, content in whole.items():
+            os.truncate(file, len(content) // (2 + number))
+            assert ended_round(reader)[1:] == (3,), f"ended after {number} overwrites: {reader.poll()}"
+            with file.open("r+b") as opened:
+                opened.write(content)
+            assert reader.poll() is None, f"ended after {number} overwrites: {reader.returncode}"
+    reader.kill()  # the last test that needs it
 
 
 def test_a_list_looks_once_at_a_folder_of_many_files(tmp_path, monkeypatch):

@@ -492,7 +492,7 @@ EMPTY = (2).to_bytes(8, "little") + b"{}"
     ("files", "words"),
     [
         ({}, r"holds no \.safetensors file"),
-        ({"pytorch_model.bin": pickle.dumps(Planted())}, "convert the checkpoint"),
+        ({"pytorch_model.bin": pickle.dumps(Planted())}, "attention convert FOLDER OUT"),
         ({"model.safetensors": pickle.dumps(Planted())}, r"model\.safetensors is not a readable safetensors file"),
         ({"model.safetensors": b""}, "is not a readable"),
         ({"model.safetensors": (2**40).to_bytes(8, "little") + b"{}"}, "is not a readable"),
@@ -575,5 +575,5 @@ def test_what_is_no_file_beside_the_tensors_is_refused_and_never_waited_for(tmp_
 
 @pytest.mark.parametrize("repository", ["modules/theirs", "recordings/of"])
 def test_nothing_is_fetched_into_the_folders_of_the_store(root, repository):
-    with pytest.raises(InvalidRequest, match="of any owner but modules, recordings, lenses"):
+    with pytest.raises(InvalidRequest, match="of any owner but modules, recordings, lenses, probes, vectors"):
         hub.fetch(root, repository)

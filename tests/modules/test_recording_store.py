@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from attention_contract.errors import InternalError, RecordingNotFound, StoreFull, StoreReadOnly, TooLarge
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile, RecordingQuery
 from attention_service.modules.recording_store import RecordingStore
 
 
 def recording(seed=0, tokens=2, **changed):
     weights = np.random.default_rng(seed).dirichlet(np.ones(tokens), (1, tokens)).astype(np.float32)
     facts = {"tokens": {"layers": ["x"] * tokens}, "layers": {"0.weights": weights}}
-    return RecordingFile.model_validate(EXAMPLE | facts | changed)
+    return RecordingFile.model_validate(EXAMPLE_RECORDING | facts | changed)
 
 
 def names(folder):

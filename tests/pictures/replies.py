@@ -10,7 +10,7 @@ from attention_contract.schemas.analyses.recording_statistics import RecordingSt
 from attention_contract.schemas.analyses.rollout import RecordingRollout
 from attention_contract.schemas.analyses.similarity import ComparedPart, RecordingSimilarity
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences, WeightsReply
+from attention_contract.schemas.weights import BY_KEY, NEEDS_PAIRS, HeadStatistics, WeightsDifferences, WeightsReply
 
 RAN = Ran(
     kernel="fused", device="cpu", dtype="float32", flops=1, predicted_ms=1, predicted_low_ms=1, predicted_high_ms=1,
@@ -25,13 +25,13 @@ def softmax(*shape, rng, spread=1.0):
 
 
 def weights(heads, queries, keys=None, *, signed=False):
-    """Weights of each head with its statistics, all fourteen; ``signed`` ones are differences."""
+    """Weights of each head with its statistics but those by key and of pairs; ``signed`` ones are differences."""
     rng = np.random.default_rng(heads)
     given = softmax(heads, queries, keys or queries, rng=rng)
     numbers = {
         name: rng.random(heads) * 10.0 ** rng.integers(-4, 3)
         for name in HeadStatistics.model_fields
-        if name != "classes"
+        if name not in {"classes", *BY_KEY, *NEEDS_PAIRS}
     }
     statistics = HeadStatistics(**numbers, classes={"separators": rng.random(heads), "punctuation": rng.random(heads)})
     moved = WeightsDifferences(statistics=statistics, weights=given - given.mean(-1, keepdims=True)) if signed else None

@@ -21,6 +21,7 @@ def board(**saved):
     return file
 
 
+@pytest.mark.sampled(dpi=2)
 @pytest.mark.parametrize("dpi", [100, 150, 200, 300])
 def test_every_cell_of_a_png_is_a_whole_rectangle(dpi):
     pixels = np.asarray(Image.open(board(format="png", dpi=dpi)).convert("RGB"))

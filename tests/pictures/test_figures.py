@@ -424,7 +424,7 @@ def test_a_key_that_was_not_chosen_has_no_value_and_a_weight_of_0_has_one():
 def test_statistics_of_a_model_are_layers_and_heads(layers):
     words = words_of(of_a_model(layers, weights=False).plot())
     assert f"statistics · {len(layers)} layers" in words
-    assert {"entropy", *map(str, layers)} <= set(words)
+    assert {"entropy, nats", *(f"L{layer}" for layer in layers)} <= set(words)
 
 
 def test_weights_of_several_layers_are_no_picture():

@@ -222,7 +222,7 @@ def test_one_head_has_the_colours_that_it_has_in_the_grid():
     assert (norms[0].vmin, norms[0].vmax) == (norms[1].vmin, norms[1].vmax) == (0, reply.weights.max())
     many = weights(2, 60)
     bars = [drawn(many, Names(), width=2008, view=view).texts[-1].get_text() for view in ("heads", "head")]
-    assert bars == ["weight (logarithmic)"] * 2
+    assert bars == ["attention weight (logarithmic)", "attention weight, H0 (logarithmic)"]
 
 
 def test_one_number_a_head_is_a_bar():

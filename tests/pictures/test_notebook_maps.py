@@ -144,7 +144,7 @@ def test_attributions_show_pairs_of_tokens_with_their_labels(rng):
 
 def test_a_forward_reply_of_the_client_names_what_was_selected(rng):
     made = ForwardReply(weights=rng.random((2, 1, 3)), output=np.zeros((4, 8)), ran=RAN)
-    request = ForwardRequest(query=np.ones((4, 8)), select={"heads": [5, 3], "queries": [2]})
+    request = ForwardRequest(query=np.ones((4, 8)), select={"heads": [5, 3], "queries": [2]}, return_=["weights"])
     object.__setattr__(made, "_names", names_of(request))
     data, _ = data_of(made._repr_html_())
     assert (data["names"], data["rows"]) == (["H5", "H3"], ["2"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cost.peaks import peaks
-from tests.runtime.peak_walk import DEVICE, as_on_a_device
+from tools.peak_walk import DEVICE, as_on_a_device
 
 from attention_contract.schemas.analyses.attribution import AttributionRequest
 from attention_contract.schemas.analyses.effects import EffectsRequest, RawEffectsRequest

@@ -15,12 +15,13 @@ from attention_contract.schemas.analyses.recording_statistics import RecordingSt
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalTokens, RandomBlocks, SlidingWindow
 from attention_service import engine as engine_module
 from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.modules.library import Library
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import recorded_statistics
@@ -93,7 +94,11 @@ async def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_ev
         return replace(job, prepared=replace(job.prepared, joining=None, operation=lambda _: operation))
 
     # By its rates, this device does anything in no time.
-    engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e18, 1e18, 1e-9))), 2**40)
+    engine = Engine(
+        tmp_path,
+        Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e18, 1e18, 1e-9))),
+        EngineSettings(memory_budget=2**40),
+    )
     await engine.start()
     engine.executor.hold_s = 1e-3
     if question in QUESTIONS:
@@ -188,7 +193,7 @@ async def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, dev
 
 
 async def test_resident_modules_count_against_the_budget(tmp_path, device):
-    engine = Engine(tmp_path, device, memory_budget=2**20)
+    engine = Engine(tmp_path, device, EngineSettings(memory_budget=2**20))
     await engine.start()
     before = engine.budget.available
     info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
@@ -255,7 +260,7 @@ async def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device,
             while not true():
                 await asyncio.sleep(0.01)
 
-    engine = Engine(tmp_path, device, memory_budget=10_000)
+    engine = Engine(tmp_path, device, EngineSettings(memory_budget=10_000))
     await engine.start()
     await engine.budget.acquire(9_500)  # a request
     other = Library(tmp_path, device.torch)
@@ -290,7 +295,7 @@ async def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path
     monkeypatch.setattr(work, "row_tiles", endless)
     engine = Engine(tmp_path, device)
     await engine.start()
-    info = await engine.recordings.add(RecordingFile.model_validate(EXAMPLE))
+    info = await engine.recordings.add(RecordingFile.model_validate(EXAMPLE_RECORDING))
     task = asyncio.create_task(engine.recordings.statistics(info.id, RecordingStatisticsRequest()))
     assert await asyncio.to_thread(began.wait, 10)
     assert engine.budget.in_flight > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from benchmarks.random_requests import Drawn, Kind, draw, kinds
 from tests.cost.peaks import peaks
-from tests.runtime.peak_walk import DEVICE, as_on_a_device, needs_between
+from tools.peak_walk import DEVICE, as_on_a_device, needs_between
 
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.gradients import GradientsRequest

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cost.peaks import peaks
-from tests.runtime.peak_walk import as_on_a_device
+from tools.peak_walk import as_on_a_device
 
 from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_contract.schemas.attention import Dropout, RawForwardRequest
@@ -15,7 +15,7 @@ from attention_service.cost import Factor, LearnedClock, Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import complexity, forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
-from attention_service.runtime.operations.complexity.subjects import Place
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory
 
 FREE_BYTES = 2**40
 CLOCK = LearnedClock(
@@ -75,6 +75,6 @@ def test_what_no_factor_describes_teaches_none(device):
 @pytest.mark.parametrize("size", [1, 2**26])
 def test_sizes_of_any_magnitude_have_a_time(device, size):
     request = RawComplexityRequest(shape=Shape(queries=size), num_heads=1, head_dim=8)
-    (cost,) = complexity.report(None, request, Place(device, FREE_BYTES, FREE_BYTES)).costs
+    (cost,) = complexity.report(None, request, DeviceMemory(device, FREE_BYTES, FREE_BYTES)).costs
     for took in (cost.predicted.forward, cost.predicted.gradients, *cost.predicted.encoding.values()):
         assert 0 < took.low_ms <= took.median_ms <= took.high_ms < float("inf")

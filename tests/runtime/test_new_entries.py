@@ -21,12 +21,12 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.costs.complexity import RawComplexityRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.spec import AttentionSpec, ScaledDot
-from attention_service.core.kernels import KERNELS, Executed, Kernel, Needs
+from attention_service.core.kernels import KERNELS, Kernel, KernelWork, Needs
 from attention_service.core.masks import MASKS
 from attention_service.core.masks.bands import Band
 from attention_service.core.methods import METHODS
 from attention_service.core.methods.approximation import Approximation, no_masks
-from attention_service.core.methods.base import MethodCost, PassCost
+from attention_service.core.methods.base import MethodCost, MethodFlops
 from attention_service.core.registry import variants
 from attention_service.core.scores import SCORES, Product
 from attention_service.cost import Rates, Roofline
@@ -165,8 +165,8 @@ def test_a_method_is_its_options_and_its_class(ask):
 
         def cost(self, extent):
             product = 2 * extent.batch * extent.heads * extent.head_dim * extent.value_dim
-            forward = PassCost(product * extent.keys, product * extent.queries, 0)
-            return MethodCost(forward, PassCost(2 * forward.scores, 2 * forward.values, 0))
+            forward = MethodFlops(product * extent.keys, product * extent.queries, 0)
+            return MethodCost(forward, MethodFlops(2 * forward.scores, 2 * forward.values, 0))
 
         def _context(self, problem):
             return {"context": self.options.scale * problem.q @ (problem.k.mT @ problem.v)}
@@ -211,7 +211,7 @@ def test_the_costs_of_a_kernel_are_its_own(ask):
 
     class Half(Plain):
         def executed(self, sizes):
-            return Executed(sizes.batch * sizes.queries * sizes.keys // 2)
+            return KernelWork(sizes.batch * sizes.queries * sizes.keys // 2)
 
     class Wasteful(Plain):
         def attend(self, problem, taps, edits):

@@ -9,6 +9,7 @@ import torch
 from attention_contract.errors import NeverFits
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device.torch_device import Device
 
 SMALL = RawForwardRequest(query=np.random.default_rng(0).standard_normal((1, 2, 8, 16)).astype(np.float32))
@@ -19,7 +20,7 @@ LARGE = RawForwardRequest(query=np.zeros((8, 8, 2048, 64), np.float32), return_=
 @pytest.mark.gpu
 async def test_a_request_beyond_the_gpu_fails_alone(tmp_path):
     device = Device.open("cuda")
-    engine = Engine(tmp_path, device, 2**33)  # more than the process may take
+    engine = Engine(tmp_path, device, EngineSettings(memory_budget=2**33))  # more than the process may take
     await engine.start()
     expected = (await engine.forward(None, SMALL)).output
     torch.cuda.set_per_process_memory_fraction(2**29 / device.total_bytes)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from benchmarks.random_specs import approximations
-from tests.runtime.peak_walk import Served, combinations, held, off_by, served
+from tools.peak_walk import Served, combinations, held, off_by, served
 
 from attention_service.core.masks import MASKS
 from attention_service.core.normalizers import NORMALIZERS
@@ -11,7 +11,7 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 
 SHARES = [0.05, pytest.param(1.0, marks=pytest.mark.slow)]
-"""Of 1.2 % of all combinations; ``python -m tests.runtime.peak_walk`` goes through each."""
+"""Of 1.2 % of all combinations; ``python -m tools.peak_walk`` goes through each."""
 UNDER, OVER = 0.02, 0.30
 """The workspace of operators is bounded, a few blocks stand for all, and which states settle first is not known."""
 

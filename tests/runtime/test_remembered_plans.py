@@ -15,6 +15,7 @@ from attention_contract.schemas.modules import CreateModule
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device.plan_cache import PlanCache
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.forward import prepare
@@ -41,7 +42,7 @@ EXTRAS = {
 @pytest.fixture
 async def engine(tmp_path):
     """An engine with the module ``m``."""
-    engine = Engine(tmp_path, Device.open("cpu"), 2**30)
+    engine = Engine(tmp_path, Device.open("cpu"), EngineSettings(memory_budget=2**30))
     await engine.start()
     await engine.modules.create(CreateModule(name="m", config={"d_model": WIDTH, "num_heads": HEADS}))
     yield engine
@@ -129,7 +130,12 @@ async def test_raw_requests_differ_by_their_spec(engine, rng):
 async def test_requests_that_differ_in_an_option_have_plans_of_their_own(engine):
     query = np.ones((1, 3, WIDTH), np.float32)
     kinds = {}
-    for extra in ({}, {"kernel": "materialized"}, {"return_": ["output", "weights"]}, {"average_heads": True}):
+    for extra in (
+        {},
+        {"kernel": "materialized"},
+        {"return_": ["output", "weights"]},
+        {"return_": ["weights"], "average_heads": True},
+    ):
         for _ in range(2):
             request = read(ForwardRequest, ForwardRequest(query=query, **extra))
             job = prepare(engine.library.get("m"), request, engine.device, 2**30)

@@ -34,7 +34,7 @@ def drawn_signs(page, shown: dict) -> np.ndarray:
     )
     image = np.array(pixels).reshape(high, wide, 4).astype(int)
     client_width = page.locator(".dimensions").evaluate("e => e.clientWidth")
-    cell = max(200 / width, min(14, max(1.5, (max(620, client_width) - 104 - 2 * 108 - 3 * 18) / (2 * width))))
+    cell = max(200 / width, min(14, max(1.5, (max(620, client_width) - 104 - 2 * 122 - 3 * 18) / (2 * width))))
     x = (104 + cell * width + 18 + (np.arange(width) + 0.4) * cell).astype(int)
     y = 64 + np.arange(keys) * 18 + 9
     red, blue = (image[y][:, x, channel] for channel in (0, 2))

@@ -128,7 +128,7 @@ def test_texts_of_ones_own_are_read_and_a_line_that_cannot_be_is_named(visit, tm
     assert page.locator(".passages button").first.inner_text().endswith("one, two. one, two.")
     page.locator("textarea").fill("the cat")
     page.locator("textarea").blur()
-    page.get_by_text("of the 3 texts that went through before").wait_for()
+    page.get_by_text("The result below is for the 3 texts that went through before").wait_for()
     assert page.locator(".passages button").first.inner_text().endswith("one, two. one, two.")
     page.get_by_role("button", name="Go through 1 text").click()
     page.get_by_text("that went through before").wait_for(state="detached")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from attention_client import Client
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile
 from tests.conftest import live_server
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
@@ -79,7 +79,7 @@ def test_a_map_follows_the_height_of_the_window(visit):
 def test_a_long_text_is_no_blank_square_and_its_large_head_is_large(visit, tokens):
     """A causal head that looks at everything alike: weights of 1 / i, but for the first query's 1."""
     even = np.tril(np.ones((tokens, tokens), np.float32)) / np.arange(1, tokens + 1, dtype=np.float32)[:, None]
-    recording = RecordingFile.model_validate(EXAMPLE | {
+    recording = RecordingFile.model_validate(EXAMPLE_RECORDING | {
         "tokens": {"layers": [f"t{at}" for at in range(tokens)]},
         "attentions": [{"name": "layers.0", "heads": ["L0H0"]}], "layers": {"0.weights": even[None]},
     })  # fmt: skip
@@ -177,9 +177,9 @@ def test_a_gradient_names_its_number_and_the_positions_of_repeated_tokens(visit)
     rows = page.locator("table").first.locator("tbody th").all_inner_texts()
     assert {"4 am", "13 am", "3 ·T", "12 ·T", "Kate"} <= set(rows)
     page.get_by_label("L is").select_option("sum")
-    page.get_by_text("L is the sum of the output, of this attention alone.").wait_for()
+    page.get_by_text("L is the sum of this attention's output.").wait_for()
     page = visit.open("#/gradient?source=builtin:cat")
-    page.get_by_text("L is the sum of the output of 12 [SEP], of this attention alone").wait_for()
+    page.get_by_text("L is the sum of this attention's output at token 12 [SEP]").wait_for()
 
 
 def test_a_saved_overview_has_a_row_for_each_layer_and_a_saved_head_tells_masked_from_tiny(visit):

@@ -8,7 +8,7 @@ from tests.conftest import live_server
 from tests.web.conftest import PHONE, numbers
 
 tiny_models = pytest.importorskip("tests.client.tiny_models")
-compared = pytest.importorskip("tests.models_walk.compared")
+model_types = pytest.importorskip("tools.models_walk.model_types")
 TEXT = "the cat sat on the mat"
 PIXELS = """(colours) => {
   const canvas = document.querySelector(".stage canvas");
@@ -25,7 +25,7 @@ def site(tmp_path_factory):
     """The URL of a server with a small Qwen3.5, whose layer 0 is linear, and a small sparse GLM, both random."""
     folder = tmp_path_factory.mktemp("models")
     for name, model_type in (("hybrid", "qwen3_5"), ("sparse", "glm_moe_dsa")):
-        compared.built(model_type).save_pretrained(folder / name)
+        model_types.built(model_type).save_pretrained(folder / name)
         tiny_models.tokenizer().save_pretrained(folder / name)
     with live_server(folder) as url:
         httpx.post(f"{url}/v1/models", json={"checkpoint": "sparse"}, timeout=120).raise_for_status()
@@ -76,7 +76,7 @@ def test_implicit_weights_are_drawn_about_zero_with_statistics_of_their_shares(v
         ("rollout", "Rollout follows the shares of attention through every layer. layers.0 has none"),
         ("edit", "has no softmax, so that no q and k say how its weights come about"),
         ("query", "Its weights are implicit"),
-        ("compare", "The similarity of heads is of their shares of attention"),
+        ("compare", "The similarity of heads compares their shares of attention"),
     ],
 )
 def test_a_view_that_needs_a_softmax_says_why_not(visit, view, why):

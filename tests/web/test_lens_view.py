@@ -1,4 +1,4 @@
-"""The lens on the page: layers down, tokens across, the likeliest token in each cell, and the heads behind a click."""
+"""The lens on the page: layers down, tokens across, the likeliest token in each cell, and the heads after a click."""
 
 import httpx
 import numpy as np
@@ -8,13 +8,20 @@ from tests.conftest import live_server
 from tests.web.conftest import PHONE
 
 pytest.importorskip("transformers")
+tiny_models = pytest.importorskip("tests.client.tiny_models")
 TEXT = "Kate met Tamiro in the park. Then Tam"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The URL of a server at which `tiny` is loaded."""
-    with live_server(tmp_path_factory.mktemp("models")) as url:
+    """The URL of a server at which `tiny` is loaded, with a masked BERT and one of embeddings to load, both random."""
+    from transformers import BertForMaskedLM, BertModel
+
+    folder = tmp_path_factory.mktemp("models")
+    for name, kind in (("masked", BertForMaskedLM), ("embedder", BertModel)):
+        kind(tiny_models.CONFIGS["bert"]()).save_pretrained(folder / name)
+        tiny_models.tokenizer().save_pretrained(folder / name)
+    with live_server(folder) as url:
         httpx.post(f"{url}/v1/models", json={"checkpoint": "tiny"}, timeout=120).raise_for_status()
         yield url
 
@@ -40,10 +47,10 @@ def test_each_cell_is_the_likeliest_token_and_a_click_reads_its_heads(visit):
     grid.nth(1).locator("button").last.click()
     page.wait_for_url("**layer=1**")
     top = reply["layers"][1]["hidden"]["top"]
-    behind = page.locator("table", has_text="Behind L1, after 13 am").locator("tbody tr")
-    behind.first.wait_for()
-    assert behind.locator("th").all_inner_texts() == [name[each] for each in top["ids"][13]]
-    logits = [number(row.locator("td").first.inner_text()) for row in behind.all()]
+    read_after = page.locator("table", has_text="Read after L1, at 13 am").locator("tbody tr")
+    read_after.first.wait_for()
+    assert read_after.locator("th").all_inner_texts() == [name[each] for each in top["ids"][13]]
+    logits = [number(row.locator("td").first.inner_text()) for row in read_after.all()]
     np.testing.assert_allclose(logits, top["logits"][13], rtol=2e-3)
     final = reply["layers"][-1]["hidden"]["top"]["ids"][13][0]
     fields = {"text": TEXT, "of": ["heads"], "layers": [1], "positions": [13], "targets": [final]}
@@ -68,6 +75,27 @@ def test_the_lens_fits_a_phone(visit):
 def test_what_has_no_lens_says_so(visit):
     page = visit.open("#/lens?source=builtin:cat")
     page.get_by_text("A lens reads a whole model").wait_for()
+    visit.open("#/lens?source=model:embedder")
+    page.get_by_text("embedder predicts no tokens of a text").wait_for()
+
+
+def test_a_masked_model_is_read_at_each_token_s_own_place(visit):
+    text = "the cat sat on the mat"
+    page = visit.open(f"#/lens?source=model:masked&text={text}")
+    grid = page.locator(".lens tbody tr")
+    grid.first.wait_for()
+    reply = visit.http.post("/v1/models/masked/lens", json={"text": text, "top_k": 5}).json()
+    name = {int(token): shown(written) for token, written in reply["names"].items()}
+    for row, layer in zip(grid.all(), reply["layers"], strict=True):
+        expected = [name[each[0]] or "∅" for each in layer["hidden"]["top"]["ids"]]
+        assert [each.strip() for each in row.locator("button").all_inner_texts()] == expected
+    page.get_by_text("the likeliest token in that place").wait_for()
+    page.locator("table", has_text="in the place of").wait_for()
+    assert page.get_by_text("Fitted lenses").count() == 0  # they are of models that predict the next token
+    assert visit.violations() == []
+    page.get_by_role("button", name="What each head adds").click()  # its head is no matrix, which the server says
+    page.get_by_role("alert").filter(has_text="ask of hidden alone").wait_for()
+    visit.refused(1)
 
 
 TEXTS = "Kate met Tamiro in the park. Then Tamiro went home.\nThe cat sat on the mat. The dog sat on the rug."

@@ -35,7 +35,7 @@ def test_the_limit_of_a_rollout_is_that_of_the_model(visit):
     page.locator(".stage canvas").first.wait_for()
     page = rollout(visit, 167)
     page.get_by_text("167 of at most 166 tokens in this view").wait_for()
-    page.get_by_text("all weights of up to 166 tokens").wait_for()
+    page.get_by_text("layers for at most 166 tokens").wait_for()
     page = rollout(visit, 167, upto=11)
     page.locator(".stage canvas").first.wait_for()
 

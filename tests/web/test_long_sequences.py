@@ -7,9 +7,11 @@ import time
 import numpy as np
 
 from attention_client import Client
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile
 
 TOKENS = 4096
+ZOOM = "5.278,-1612.3,-1878.9"
+"""Of the picture. Where turns of the wheel end depends on how many of them a busy browser joins."""
 COUNT = """() => {
   const frames = []; let last = performance.now();
   const tick = (now) => { frames.push(now - last); last = now; requestAnimationFrame(tick); };
@@ -47,12 +49,14 @@ def test_a_head_of_4096_tokens_pans_and_zooms(visit):
         page.wait_for_timeout(16)
     page.mouse.up()
     page.wait_for_url("**zoom=**")
-    visit.picture("head-4096")
     page.evaluate("document.dispatchEvent(new Event('counted')); null")
     frames = sorted(page.evaluate("window.counting"))
     median, slow = statistics.median(frames), frames[int(0.95 * len(frames))]
     print(f"opened in {opened:.1f} s; {len(frames)} frames: median {median:.1f} ms, 19 of 20 within {slow:.1f} ms")
     assert median < 80  # measured: 16.7 ms, one frame at 60 Hz; tests share their machine
+    page.mouse.move(0, 0)
+    visit.open(f"#/head?source=module:page-long&tokens={TOKENS}&query=700&key=5&zoom={ZOOM}")
+    visit.picture("head-4096")
     visit.http.delete("/v1/modules/page-long")
 
 
@@ -61,7 +65,7 @@ def test_a_stored_head_is_pooled_by_the_server_and_exact_under_the_cursor(visit)
     tokens = 2048
     weights = np.random.default_rng(0).dirichlet(np.full(tokens, 0.02), (2, tokens)).astype(np.float32)
     labels = {"layers": [f"t{at}" for at in range(tokens)]}
-    recording = RecordingFile.model_validate(EXAMPLE | {
+    recording = RecordingFile.model_validate(EXAMPLE_RECORDING | {
         "tokens": labels, "attentions": [{"name": "layers.0", "heads": ["0", "1"]}], "layers": {"0.weights": weights},
     })  # fmt: skip
     with Client(visit.url) as client:

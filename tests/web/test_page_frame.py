@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention_client import Client
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile
 from tests.web.conftest import DARK, NEEDS_AXE, PHONE, facts
 
 VIEWS = (
@@ -159,7 +159,7 @@ def test_views_are_five_groups_for_pointer_and_keys(visit):
 def test_a_long_text_is_not_printed_in_full(visit):
     text = "word " * 4096
     weights = np.eye(2, dtype=np.float32)[None]
-    recording = RecordingFile.model_validate(EXAMPLE | {
+    recording = RecordingFile.model_validate(EXAMPLE_RECORDING | {
         "text": text, "tokens": {"layers": ["a", "b"]}, "attentions": [{"name": "layers.0", "heads": ["0"]}],
         "layers": {"0.weights": weights},
     })  # fmt: skip

@@ -8,7 +8,7 @@ from tests.conftest import live_server
 from tests.web.conftest import PHONE, numbers
 
 tiny_models = pytest.importorskip("tests.client.tiny_models")
-compared = pytest.importorskip("tests.models_walk.compared")
+model_types = pytest.importorskip("tools.models_walk.model_types")
 TEXT = "the cat sat on the mat"
 VIEWS = [
     "overview", "head", "query", "compare", "edit", "effects", "decode", "gradient", "lens", "context", "similarity",
@@ -21,7 +21,7 @@ def site(tmp_path_factory):
     """The URL of a server with a Mamba, and a Jamba whose layer 1 attends, both random."""
     folder = tmp_path_factory.mktemp("models")
     for model_type in ("mamba", "jamba"):
-        compared.built(model_type).save_pretrained(folder / model_type)
+        model_types.built(model_type).save_pretrained(folder / model_type)
         tiny_models.tokenizer().save_pretrained(folder / model_type)
     with live_server(folder) as url:
         yield url
@@ -73,7 +73,7 @@ def test_an_attention_among_layers_of_channels_is_one_choice_away(visit):
     page = visit.open(f"#/overview?source=model:jamba&text={TEXT}&layer=1")
     page.get_by_role("heading", name="L1H0").wait_for()
     assert page.locator(".multiples a").count() == 4
-    page.get_by_text("layers.0: each channel has weights of its own").wait_for()
+    page.get_by_text("layers.0: each channel has its own weights").wait_for()
 
 
 def test_a_view_with_a_question_of_its_own_asks_for_no_weights(visit):

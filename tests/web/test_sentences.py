@@ -76,7 +76,7 @@ def test_the_page_opens_with_the_attention_of_a_sentence(visit):
     page.wait_for_selector(".multiples li")
     opened = page.evaluate("performance.now()")
     assert page.locator(".multiples li").count() == 16
-    assert "looks at" in page.locator("header").inner_text()
+    assert "Tour of five findings" in page.locator("header").inner_text()
     assert page.get_by_label("Type a sentence").input_value() == TEXT
     np.testing.assert_allclose(numbers(page), weights(visit, TEXT)[0][0], atol=6e-4)
     began = time.perf_counter()
@@ -642,9 +642,9 @@ def test_the_gradient_of_a_model_of_embeddings_says_what_is_differentiated(visit
     visit.http.post("/v1/models", json={"checkpoint": "embedder"}, timeout=180).raise_for_status()
     page = visit.open("#/gradient?source=model:embedder&text=the+cat+sat")
     last = visit.http.post("/v1/models/embedder/weights", json={"text": "the cat sat"}).json()["labels"]["tokens"][-1]
-    why = "of this attention alone: embedder has no head that predicts a token or a class."
-    page.get_by_text(re.compile(f"^L is the sum of the output of .*{re.escape(last)}, {why}$")).wait_for()
+    why = "This model predicts no token and no class, so L is the sum of this attention's output"
+    page.get_by_text(re.compile(f"^{why} at token .*{re.escape(last)}.$")).wait_for()
     page.get_by_text("most important head").wait_for()
     assert "probability" not in page.get_by_label("L is").inner_text()
     page.get_by_label("L is").select_option("sum")
-    page.get_by_text(f"L is the sum of the output, {why}", exact=True).wait_for()
+    page.get_by_text(f"{why}.", exact=True).wait_for()

@@ -136,3 +136,12 @@ def test_a_text_with_a_sound_shows_the_layers_of_both(visit):
     shown = numbers(page)[:, :20]
     np.testing.assert_allclose(shown, expected[0, 1, : len(shown), :20], rtol=2e-3, atol=1e-6)
     assert visit.violations() == []
+
+
+def test_the_cost_of_a_model_that_hears_is_that_of_its_tokens(visit):
+    page = visit.open("#/cost?source=model:listener")
+    page.locator("table", has_text="Cost of listener").wait_for()
+    tokens = int(page.get_by_label("Tokens or frames").input_value())
+    costs = visit.http.post("/v1/models/listener/complexity", json={"length": tokens, "batch": 1}).json()
+    assert f"There is memory for {costs['max_batch']:,}".replace(",", "\u202f") in page.locator(".answer").inner_text()
+    assert page.get_by_role("alert").count() == 0

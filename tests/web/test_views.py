@@ -9,7 +9,7 @@ import pytest
 
 from attention_client import Client
 from attention_client.recording import Recording
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile
 from tests.web.conftest import PICTURES, RECORDING, facts, release_of
 
 
@@ -82,8 +82,8 @@ def test_a_query_goes_from_its_scores_to_the_output(visit):
     page = visit.open("#/query?layer=1&head=3&query=8")
     rows = page.locator("table").first.locator("tbody tr")
     cells = [row.locator("td").all_inner_texts() for row in rows.all()]
-    scores = np.array([float(row[1].replace("−", "-")) for row in cells])
-    weights = np.array([float(row[2]) for row in cells])
+    scores = np.array([float(row[0].replace("−", "-")) for row in cells])
+    weights = np.array([float(row[1]) for row in cells])
     expected = np.exp(scores) / np.exp(scores).sum()
     assert np.abs(weights - expected).max() < 1e-3
     visit.picture("query")
@@ -273,7 +273,7 @@ def test_stored_recordings_have_their_own_names_in_menus(visit):
     with Client(visit.url) as client:
         stored = [
             client.recordings.create(
-                RecordingFile.model_validate(EXAMPLE | {
+                RecordingFile.model_validate(EXAMPLE_RECORDING | {
                     "text": "a text that begins as another one does, and goes on for a while: " + end,
                     "tokens": {"layers": ["a", "b"]}, "attentions": [{"name": "layers.0", "heads": ["0"]}],
                     "layers": {"0.weights": np.eye(2, dtype=np.float32)[None]},

@@ -9,8 +9,8 @@ from io import StringIO
 
 import httpx
 import pytest
+from tools.proof.servers import serving
 
-from tests.proof.servers import serving
 from tests.web.conftest import ROOT
 
 SENTENCE = "Kate has a red kite. Tom has a blue"

@@ -24,8 +24,8 @@ def test_the_cost_of_a_whole_model_is_the_api_s(visit):
     page.locator("table caption", has_text="Cost of tiny").wait_for()
     costs = visit.http.post("/v1/models/tiny/complexity", json={"length": 448, "new_tokens": 64, "batch": 2}).json()
     sentence = re.sub(r"(?<=\d)\s(?=\d)", "", page.locator(".answer p").first.inner_text())
-    assert f"The free memory holds {costs['max_batch']} texts of 448 tokens with 64 new ones each at once" in sentence
-    assert f"Each of 2 texts at once may have up to {costs['max_length']} tokens" in sentence
+    assert f"There is memory for {costs['max_batch']} texts of 448 tokens, each with 64 new tokens, at once" in sentence
+    assert f"Each of 2 texts may have at most {costs['max_length']} tokens" in sentence
     assert "215 k parameters" in sentence
     assert page.locator("svg.drawing").count() == 3
     rows = page.locator("tbody tr").all_inner_texts()

@@ -46,7 +46,7 @@ const VIEWS: View[] = [
   { id: "query", group: "Look", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/look/query")).Query },
   { id: "compare", group: "Look", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/look/compare")).Compare },
   { id: "find", group: "Look", title: "Find heads", key: "n", about: "All heads of a model by what they do in many texts, and the passages in which one is strongest.", plain: async () => (await import("./views/look/find")).Find },
-  { id: "text", group: "Look", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/look/text")).Text },
+  { id: "text", group: "Look", title: "Text", key: "t", about: "Choose what to look at: a text or a chat, a recording, a module, or your own q, k and v.", plain: async () => (await import("./views/look/text")).Text },
   { id: "edit", group: "Change", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", needs: "tokens", subject: async () => (await import("./views/change/edit")).Edit },
   { id: "effects", group: "Change", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the prediction or of the output.", needs: "tokens", subject: async () => (await import("./views/change/effects")).Effects },
   { id: "decode", group: "Change", title: "Decode", key: "d", about: "The next token of a text, the tokens as they come, and what each head looked at for each of them.", plain: async () => (await import("./views/change/decode")).Decode },
@@ -240,11 +240,11 @@ export function App() {
   const embedded = state.params.embed === "true"; // in another page: the view alone
   return (
     <PageContext.Provider value={page}>
-      {!embedded && <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to the view</a>}
+      {!embedded && <a class="skip" href="#main" onClick={skip}>Skip to the map</a>}
       {!embedded && <header class="page">
         <div class="title">
           <h1>Attention service</h1>
-          <p class="what">What every head of a model looks at: <a href={format({ view: "tour", params: state.params })} onClick={follow(() => go({ view: "tour" }))}>five findings</a></p>
+          <p class="what"><a href={format({ view: "tour", params: state.params })} onClick={follow(() => go({ view: "tour" }))}>Tour<i> of five findings</i></a></p>
         </div>
         <div class="tools">
           <p class="health" data-state={health} role="status">{health}</p>
@@ -274,6 +274,16 @@ export function App() {
       <p class="hidden" role="status">{announcement}</p>
     </PageContext.Provider>
   );
+}
+
+/** What the first map of a view can be: a heat map, small maps, a grid of readings, or heads in a scatter. */
+const MAPS = ".stage canvas, .multiples a, .lens button, .scatter g[tabindex='0']";
+
+/** Go to the first map of the view, past everything that stands above it; to the view where it has none. */
+function skip(event: MouseEvent): void {
+  event.preventDefault();
+  const main = document.getElementById("main");
+  (main?.querySelector<HTMLElement>(MAPS) ?? main)?.focus();
 }
 
 /** What a server tells about itself. */

@@ -3,10 +3,10 @@ import { Tiles, whole } from "../src/numbers/cells";
 import { INKS, SCALES, UNCHOSEN, onDifference, rgb, step } from "../src/drawing/colour";
 import { readChanges, wholeEdits } from "../src/subjects/edits";
 import type { Edit } from "../src/subjects/edits";
-import { bytes, cellText, clip, count, csvCell, describe as spec, duration, effect, isolated, placed, plainToken, precise, real, settled, waits } from "../src/numbers/format";
-import { barScene, chartScene, endsOf, heatScene, lineScene, usualRange } from "../src/drawing/drawings";
+import { bytes, cellText, clip, count, csvCell, describe as spec, duration, effect, fitted, isolated, placed, plainToken, precise, real, settled, waits } from "../src/numbers/format";
+import { barScene, chartScene, endsOf, heatScene, lineScene, overlaid, ranged, scaleEnds, usualRange, wideness } from "../src/drawing/drawings";
 import { HEAD_COLOURS, headStroke } from "../src/drawing/head_colours";
-import { difference, divergence, largestShared, matrix, pooled, pyramid, statistics } from "../src/numbers/matrix";
+import { difference, divergence, largestShared, matrix, pooled, pyramid, spreadOf, statistics } from "../src/numbers/matrix";
 import { layoutOf, placeAt, productScene, productsOf, scaleName } from "../src/drawing/products";
 import { pairOf } from "../src/numbers/pair";
 import { normal } from "../src/numbers/random";
@@ -456,15 +456,15 @@ describe("the range of colours", () => {
 
   it("leaves out queries with one key, whose weight is 1 whatever the head does", () => {
     expect(largestShared(causal)).toBeCloseTo(0.6);
-    expect(whole(causal).end).toBeCloseTo(0.6);
+    expect(whole(causal).spread.high).toBeCloseTo(0.6);
     expect(whole(causal).most).toBe(1);
-    expect(endsOf(0.6, "own", 0, false, 1)).toEqual(["0", "≥ 0.600"]);
+    expect(endsOf({ low: 0.1, high: 0.6 }, "own", false, 1)).toEqual(["0", "≥ 0.600"]);
   });
 
   it("ends at the largest where every query has one key, and of numbers that are no weights", () => {
     expect(largestShared(matrix(2, 2, Float32Array.from([1, 0, 0, 1])))).toBe(1);
     expect(largestShared(matrix(2, 2, Float32Array.from([5, 0, 1, 2])))).toBe(5);
-    expect(whole(matrix(2, 2, Float32Array.from([-5, 0, 1, 2])), true).end).toBe(5);
+    expect(whole(matrix(2, 2, Float32Array.from([-5, 0, 1, 2])), true).spread).toEqual({ low: 0, high: 5 });
   });
 
   it("is logarithmic by itself above 64 tokens, on the page and in pictures", () => {
@@ -478,6 +478,63 @@ describe("the range of colours", () => {
     const paper = fills[1]; // the first query's second key
     const seen = Array.from({ length: many }, (_, i) => fills.slice(i * many, i * many + i + 1)).flat();
     expect(seen.filter((fill) => fill === paper).length).toBe(0);
+  });
+});
+
+describe("the range of colours of weights that are near each other", () => {
+  const near = matrix(8, 100, Float32Array.from({ length: 800 }, (_, i) => 0.009 + 0.002 * ((i * 37) % 800) / 800)); // 0.009 to 0.011
+  const even = matrix(4, 5, new Float32Array(20).fill(0.2));
+  const sharp = of([[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.001, 0.001, 0.998]]);
+
+  it("begins at the least of them, and says so", () => {
+    for (const range of ["own", "log"] as const) {
+      const place = ranged(near, range, spreadOf(near), false);
+      const places = Array.from(near.data, (value) => place(value, 0));
+      expect(Math.min(...places)).toBeCloseTo(0.1, 1);
+      expect(place(0, 0)).toBe(0);
+      expect(Math.max(...places)).toBeGreaterThan(0.95);
+      expect(endsOf(spreadOf(near), range, false)).toEqual(["≤ 0.00902", "0.0110"]);
+    }
+  });
+  it("is in its middle for an even head, whose differences are rounding", () => {
+    for (const range of ["own", "log"] as const) expect(ranged(even, range, spreadOf(even), false)(even.data[3], 0)).toBeCloseTo(0.55, 2);
+    expect(endsOf(spreadOf(even), "own", false)).toEqual(["≤ 0.196", "0.204"]);
+  });
+  it("begins at 0 for a head with large and small weights", () => {
+    expect(scaleEnds(spreadOf(sharp))[0]).toBe(0);
+    expect(scaleEnds(spreadOf(matrix(2, 2)))).toEqual([0, 1]);
+  });
+  it("is the same over an image and over a sound", () => {
+    const { place, ends } = overlaid([0.2, 0.21, 0.22], false);
+    expect([0.2, 0.22].map(place)).toEqual([0, 1]);
+    expect(ends).toEqual(["0.200", "0.220"]);
+    expect(overlaid([0.2, 0.2], false).place(0.2)).toBeCloseTo(0.5);
+    expect(overlaid([-1, 0.5], true).place(0.5)).toBe(0.5);
+  });
+});
+
+describe("numbers in cells", () => {
+  it("have as many digits as fit", () => {
+    const wide = (most: number) => (value: number) => fitted(value, (text) => text.length <= most);
+    expect([-6.82, 123.456, 1234.5, 0.25].map(wide(4))).toEqual(["−6.8", "123", "1235", ".25"]);
+    expect([-6.82, -0.25, 0.013, 123_456].map(wide(3))).toEqual(["−7", "", ".01", ""]);
+    expect(wide(4)(1_234_567)).toBe("");
+    expect(wide(5)(1_234_567)).toBe("1.23M");
+    expect(wide(4)(0)).toBe("");
+  });
+  it("stay inside their cells and their drawings", () => {
+    const names = ["a", "b"];
+    const { shapes } = heatScene(of([[-6.82, 6.82], [-1234.5, 0.01]]), { theme: "light", title: "", queries: names, keys: names, signed: true });
+    const cell = shapes.flatMap((each) => (each.kind === "rect" && each.tip ? [each.w + 1] : []))[0];
+    const written = shapes.flatMap((each) => (each.kind === "text" && each.size === 9 ? [each.text] : []));
+    expect(written.length).toBe(4);
+    for (const each of written) expect(wideness(each, 9)).toBeLessThan(cell);
+    const [q, k] = [Float32Array.from([1e-5, 2e-5]), [Float32Array.from([-1e-5, -3.4e-5])]];
+    const products = productsOf(q, k, Float32Array.from([-7.8e-10 / Math.sqrt(2)]), [1.23e-10]);
+    if (!products) throw new Error("no products");
+    const layout = layoutOf(products, 1000);
+    const scene = productScene(products, layout, { theme: "light", title: "", query: "a", keys: ["b"] });
+    for (const each of scene.shapes) if (each.kind === "text" && each.anchor === undefined) expect(each.x + wideness(each.text, each.size ?? 11)).toBeLessThan(scene.width);
   });
 });
 
@@ -555,7 +612,7 @@ describe("weights of either sign", () => {
   it("share the end of their scale by magnitude, also once they are pooled", () => {
     expect(largestShared(signed)).toBe(4);
     expect(pooled(signed)).toMatchObject({ data: Float32Array.from([-4]), signed: true });
-    expect(whole(signed)).toMatchObject({ end: 4, signed: true });
+    expect(whole(signed)).toMatchObject({ spread: { low: 0, high: 4 }, signed: true });
   });
   it("are drawn about zero, and as lines in the colours of the two ends", () => {
     const options = { theme: "light", title: "", queries: ["a", "b"], keys: ["a", "b"] } as const;

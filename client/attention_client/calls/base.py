@@ -38,7 +38,7 @@ class CallOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Message:
+class HttpMessage:
     """A call as HTTP, independent of the library that sends it."""
 
     method: str
@@ -61,7 +61,7 @@ class Call(Generic[ReplyT]):
     params: Mapping[str, str] = field(default_factory=dict)
     """The query string, of an operation whose request is not it."""
 
-    def encode(self, media_type: MediaType) -> Message:
+    def encode(self, media_type: MediaType) -> HttpMessage:
         """Encode the call; tensors travel as ``media_type`` says."""
         operation, request, params, chunks = self.operation, self.request, dict(self.params), []
         accepted = SAFETENSORS if operation.tensors and media_type == "safetensors" else JSON
@@ -78,7 +78,7 @@ class Call(Generic[ReplyT]):
             headers |= {"Content-Type": sent, "Content-Length": str(sum(map(len, pieces)))}
             chunks = _chunks(pieces)
         url = operation.path.format_map({name: quote(part, safe="") for name, part in self.path.items()})
-        return Message(operation.method, url, params, headers, chunks)
+        return HttpMessage(operation.method, url, params, headers, chunks)
 
 
 def _chunks(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:

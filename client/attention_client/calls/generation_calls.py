@@ -18,8 +18,9 @@ from attention_contract.schemas.openai import (
     Embeddings,
 )
 from attention_contract.schemas.openai_api.responses import ModelResponse, ResponseEvent
+from attention_contract.schemas.openai_api.scoring import PairScores, Ranking
 from attention_contract.schemas.openai_api.tokenization import Tokenization
-from attention_contract.schemas.openai_api.transcriptions import Transcription
+from attention_contract.schemas.openai_api.transcriptions import GrowingSound, Transcription, TranscriptionEvent
 from attention_contract.schemas.text_similarity import Pooling
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -42,6 +43,9 @@ class CompletionFields(SamplingFields, total=False):
     max_tokens: int | None
     n: int | None
     logprobs: int | None
+    logprob_tokens: Sequence[int | str] | None
+    logprob_token_ids: Sequence[int] | None
+    add_special_tokens: bool | None
     echo: bool | None
 
 
@@ -60,6 +64,9 @@ class ChatFields(SamplingFields, TemplateFields, total=False):
     n: int | None
     logprobs: bool | None
     top_logprobs: int | None
+    logprob_tokens: Sequence[int | str] | None
+    logprob_token_ids: Sequence[int] | None
+    add_special_tokens: bool | None
 
 
 class ResponseFields(SamplingFields, TemplateFields, total=False):
@@ -90,7 +97,9 @@ class TranscriptionFields(CallOptions, total=False):
     prompt: str | None
     response_format: Literal["json", "verbose_json"] | None
     temperature: float | None
-    timestamp_granularities: Sequence[Literal["word"]] | None
+    timestamp_granularities: Sequence[Literal["word", "segment"]] | None
+    overlap: float | None
+    growing: GrowingSound | Mapping[str, Any] | None
     include: Sequence[Literal["logprobs"]] | None
     attention: AttentionOfTokens | Mapping[str, Any] | None
     adapter: str | None
@@ -107,8 +116,9 @@ class Generation(Group[WayT]):
 
         ``temperature=0`` takes the likeliest tokens; otherwise they are drawn, the same ones after the same ``seed``.
         ``stop`` names texts that end a choice, and ``n`` asks for several. ``logprobs`` is the number of likeliest
-        tokens to name beside each; with ``echo``, those of the prompt too. ``attention`` tells what the heads looked at
-        when they chose a token, and edits them:
+        tokens to name beside each; with ``echo``, those of the prompt too. ``logprob_tokens`` adds further tokens, by
+        ids or texts. ``add_special_tokens=False`` takes the prompt without the tokenizer's special tokens.
+        ``attention`` tells what the heads looked at when they chose a token, and edits them:
         ``{"layers": [0, 3], "top_k": 3, "edits": {"3": [{"tap": "context", "heads": [0], "set": 0}]}}``.
         ``alone=True`` shares no pass with other requests, for the same bits every time. ``adapter`` names an adapter of
         the model.
@@ -169,26 +179,70 @@ class Generation(Group[WayT]):
     def transcribe(self, model: str, file: AudioLike, **options: Unpack[TranscriptionFields]) -> Call[Transcription]:
         """Return the text of a sound: the path of a WAV, FLAC, OGG or MP3 file, or its bytes.
 
-        ``response_format="verbose_json"`` adds language, length and the times of words. ``attention`` returns what the
-        heads looked at when they chose each token, as in ``generate``, with the seconds in the sound.
+        ``response_format="verbose_json"`` adds language, length and the times of words and segments, whose
+        ``captions("srt")`` or ``captions("vtt")`` the reply writes. ``overlap`` is the seconds that the windows have in
+        common into which a long sound is cut. ``attention`` returns what the heads looked at when they chose each
+        token, as in ``generate``, with the seconds in the sound. ``growing={"accepted": […]}`` is for the beginning of
+        a longer sound, whose text stops where its heads look at the end; the reply's ``accepted`` goes with the next.
         ``alignment_heads`` are those that times are taken from: layers and heads of cross-attentions, as in
         ``[(1, 0), (1, 3)]``. Raises ModelNotFound and InvalidRequest.
         """
         return call(operations.create_transcription, {**locals(), "file": sent(file, "file", image=False)})
 
+    @streamed
+    def stream_transcription(
+        self, model: str, file: AudioLike, **options: Unpack[TranscriptionFields]
+    ) -> Call[TranscriptionEvent]:
+        """Yield pieces of what ``transcribe`` returns as they come; of a long sound, a window at a time."""
+        whole = cast("Operation[Any]", operations.create_transcription)
+        fields = {**locals(), "file": sent(file, "file", image=False)}
+        del fields["whole"]
+        return call(replace(whole, reply=TranscriptionEvent), _streaming(fields))
+
     @method
     def embed(
         self, model: str, input: Prompt, *, dimensions: int | None = None, prompt_name: str | None = None,  # noqa: A002
-        pooling: Pooling | None = None, adapter: str | None = None, alone: bool | None = None,
-        **options: Unpack[CallOptions],
+        pooling: Pooling | None = None, normalize: bool | None = None, adapter: str | None = None,
+        alone: bool | None = None, **options: Unpack[CallOptions],
     ) -> Call[Embeddings]:  # fmt: skip
         """Return a vector for each text, pooled as the model's checkpoint says.
 
         ``dimensions`` keeps the first numbers of each; ``pooling`` takes the place of the checkpoint's.
+        ``normalize=False`` returns vectors that are not scaled to length 1.
         ``prompt_name`` is the prompt of the checkpoint to put before each text, in place of its default one.
         ``adapter`` names an adapter of the model. Raises ModelNotFound and InvalidRequest.
         """
         return call(operations.create_embedding, locals())
+
+    @method
+    def rerank(
+        self, model: str, query: str, documents: Sequence[str], *, top_n: int | None = None,
+        return_documents: bool | None = None, truncate_prompt_tokens: int | None = None,
+        use_activation: bool | None = None, adapter: str | None = None, alone: bool | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Call[Ranking]:  # fmt: skip
+        """Return documents by their relevance to a query, the most relevant first; ``top_n`` of them.
+
+        A relevance is the logit of a model with one class after the activation of its config, by default the logistic
+        function, or the cosine of two vectors of a model of embeddings. ``use_activation=False`` returns the logit.
+        ``truncate_prompt_tokens`` cuts each pair, the longer text first.
+        Raises ModelNotFound and InvalidRequest.
+        """
+        return call(operations.rerank, locals())
+
+    @method
+    def score(
+        self, model: str, text_1: str | Sequence[str] | None = None, text_2: str | Sequence[str] | None = None, *,
+        queries: str | Sequence[str] | None = None, documents: str | Sequence[str] | None = None,
+        truncate_prompt_tokens: int | None = None, use_activation: bool | None = None, adapter: str | None = None,
+        alone: bool | None = None, **options: Unpack[CallOptions],
+    ) -> Call[PairScores]:  # fmt: skip
+        """Return the score of each pair of texts as ``rerank`` makes it, in their order.
+
+        One first text goes with every second one. ``queries`` and ``documents`` are other names of both.
+        Raises ModelNotFound and InvalidRequest.
+        """
+        return call(operations.score, locals())
 
 
 def _streaming(arguments: Mapping[str, Any]) -> dict[str, Any]:

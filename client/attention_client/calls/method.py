@@ -74,7 +74,7 @@ class Group(Calls[WayT]):
         return self._client.pieces(call)
 
 
-class Method(Generic[P, BlockingT, AwaitedT]):
+class CallMethod(Generic[P, BlockingT, AwaitedT]):
     """A method that returns ``BlockingT`` where calls block and ``AwaitedT`` where they are awaited.
 
     Both functions show the documentation and the signature of the one that states the call, with the keywords of a
@@ -102,12 +102,14 @@ class Method(Generic[P, BlockingT, AwaitedT]):
 
 
 @overload
-def method(stated: Callable[Concatenate[Any, P], Call[ReplyT]]) -> Method[P, ReplyT, Coroutine[Any, Any, ReplyT]]: ...
+def method(
+    stated: Callable[Concatenate[Any, P], Call[ReplyT]],
+) -> CallMethod[P, ReplyT, Coroutine[Any, Any, ReplyT]]: ...
 @overload
 def method(
     stated: Callable[Concatenate[Any, P], Flow[ResultT]],
-) -> Method[P, ResultT, Coroutine[Any, Any, ResultT]]: ...
-def method(stated: Callable[..., Any]) -> Method[..., Any, Any]:
+) -> CallMethod[P, ResultT, Coroutine[Any, Any, ResultT]]: ...
+def method(stated: Callable[..., Any]) -> CallMethod[..., Any, Any]:
     """Make a method of both clients from a function of its arguments, which returns a call or a flow of calls."""
 
     def blocking(self: Calls[Blocking], *args: Any, **kwargs: Any) -> Any:
@@ -116,12 +118,12 @@ def method(stated: Callable[..., Any]) -> Method[..., Any, Any]:
     async def awaited(self: Calls[Awaited], *args: Any, **kwargs: Any) -> Any:
         return await run_awaited(stated(self, *args, **kwargs), self.send)
 
-    return Method(stated, blocking, awaited)
+    return CallMethod(stated, blocking, awaited)
 
 
 def streamed(
     stated: Callable[Concatenate[Any, P], Call[ReplyT]],
-) -> Method[P, Iterator[ReplyT], AsyncIterator[ReplyT]]:
+) -> CallMethod[P, Iterator[ReplyT], AsyncIterator[ReplyT]]:
     """Make a method of both clients from a function that returns a call whose reply comes in pieces.
 
     The blocking one returns an iterator, and the awaited one an async iterator.
@@ -136,7 +138,7 @@ def streamed(
     pieces = get_args(signature(stated).return_annotation)
     blocking.__annotations__["return"] = GenericAlias(Iterator, pieces)
     awaited.__annotations__["return"] = GenericAlias(AsyncIterator, pieces)
-    return Method(stated, blocking, awaited)
+    return CallMethod(stated, blocking, awaited)
 
 
 def _shown(function: Callable[..., Any], stated: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Whole models: loading and listing them, and questions about a text, tokens, messages or images."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, Unpack
+from dataclasses import replace
+from typing import Any, Final, Literal, Unpack, cast
 
 from attention_client.arguments import (
     ContextOptions,
@@ -13,6 +14,7 @@ from attention_client.arguments import (
     ModelWeightsFields,
     PathReceiversLike,
     PathSendersLike,
+    ProbeFeatureLike,
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call
@@ -21,9 +23,18 @@ from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
 from attention_client.media_files import ImageLike, image_pairs, with_media
 from attention_contract import operations
+from attention_contract.operations import Operation
 from attention_contract.schemas.analyses.context import ContextReply, Measure
-from attention_contract.schemas.analyses.lenses import LensInfo, LensKind, LensList, LensPart, ModelLensReply
+from attention_contract.schemas.analyses.lenses import (
+    LensInfo,
+    LensKind,
+    LensList,
+    LensMatrices,
+    LensPart,
+    ModelLensReply,
+)
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
+from attention_contract.schemas.analyses.probes import ProbeInfo, ProbeList, ProbeMethod
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.model_requests import (
     ModelForwardReply,
@@ -35,6 +46,7 @@ from attention_contract.schemas.model_requests import (
 from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.schemas.text_similarity import Pooling, TextSimilarityReply
 from attention_contract.tensors import FloatName
+from attention_contract.wire import JSON, SAFETENSORS
 
 MEASURES: Final[tuple[Measure, ...]] = "attention", "gradient", "hidden", "lookback"
 """The measures of ``context`` by default."""
@@ -89,7 +101,8 @@ class Models(Generation[WayT], Surveys[WayT]):
         ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps, ``hidden`` or ``logits``;
         ``select`` the heads and queries. ``positions`` are the tokens whose predictions are told, by default the last.
         ``compare="unedited"`` tells both runs, and ``"base"`` those of an adapter and of its base. ``keep`` stores the
-        run as a recording.
+        run as a recording. ``likelihood="masked"``, of a masked model, masks each token in turn, and returns the
+        log-probabilities of all, their sum and mean by text.
         ``alone`` shares no pass with other requests, for the same bits every time. ``adapter`` names an adapter that
         answers beside the model, as the model ``base:adapter`` does.
         """
@@ -149,8 +162,9 @@ class Models(Generation[WayT], Surveys[WayT]):
         ``of`` names the states: ``hidden`` behind each layer, and the contributions of each layer's attention
         (``output``) and of its ``heads``. Each reading tells its ``top_k`` tokens, and the logits of ``targets``, which
         are ids or texts of one token. With targets, ``rest`` has the other parts of their logits. ``positions`` are the
-        tokens to read, by default all. ``kind="jacobian"`` reads by a fitted lens, whose id is ``lens``. Inputs as in
-        ``forward``. Raises InvalidRequest for a model without an unembedding, or whose parts do not sum.
+        tokens to read, by default all. ``kind="jacobian"`` reads by a fitted lens, whose id is ``lens``. ``labels`` of
+        the tokens stand in pictures. Inputs as in ``forward``. Raises InvalidRequest for a model without an
+        unembedding, or whose parts do not sum.
         """
         return call(operations.model_lens, with_media(locals()))
 
@@ -165,7 +179,8 @@ class Models(Generation[WayT], Surveys[WayT]):
         in turn. ``layers`` are those that are swept, ``window`` of the sweep the number of layers that one edit
         changes. ``query_groups`` and ``key_groups`` of the sweep take groups of tokens in place of single ones: with
         ``{"tap": "masked_scores", "set": float("-inf")}`` one group no longer sees another. ``of`` is the number that
-        is measured, as in ``gradients``. ``edits`` apply in every run.
+        is measured, as in ``gradients``. ``edits`` apply in every run. ``labels`` of the tokens stand in pictures of
+        swept queries and keys.
 
         ``from_`` and ``to`` take the place of ``sweep``: they name components, each of which sends a changed output
         along a path through the residual stream alone. With ``from_={"layer": 0, "text": "…"}`` the heads of layer 0
@@ -196,9 +211,55 @@ class Models(Generation[WayT], Surveys[WayT]):
         return call(operations.list_lenses, locals())
 
     @method
+    def fitted_lens(self, id: str, **options: Unpack[CallOptions]) -> Call[LensInfo]:  # noqa: A002
+        """Describe a lens. Raises LensNotFound."""
+        return replace(call(operations.get_lens, locals()), headers={"Accept": JSON})  # the other form is the file
+
+    @method
+    def lens_matrices(self, id: str, **options: Unpack[CallOptions]) -> Call[LensMatrices]:  # noqa: A002
+        """Return a fitted lens with its matrices: ``jacobians`` by the number of the layer. Raises LensNotFound."""
+        whole = replace(cast("Operation[Any]", operations.get_lens), reply=LensMatrices)
+        return replace(call(whole, locals()), headers={"Accept": SAFETENSORS})
+
+    @method
     def delete_lens(self, id: str, **options: Unpack[CallOptions]) -> Call[None]:  # noqa: A002
         """Remove a lens, or stop its fit. Raises LensNotFound."""
         return call(operations.delete_lens, locals())
+
+    @method
+    def fit_probe(
+        self, model: str, of: ProbeFeatureLike, texts: Sequence[str] | None = None,
+        labels: Sequence[int] | Sequence[Sequence[int]] | None = None, *,
+        positions: Literal["last", "mean", "all"] | Sequence[int] | Sequence[Sequence[int]] = "last",
+        method: ProbeMethod = "logistic", regularization: float = 1.0, folds: int = 5,
+        false_positive_rate: float = 0.05, weights: TensorLike | None = None, bias: float | None = None,
+        scale: TensorLike | None = None, wait_s: float | None = None, **options: Unpack[CallOptions],
+    ) -> Call[ProbeInfo]:  # fmt: skip
+        """Fit a linear probe to texts with labels 0 and 1, and wait until it is there.
+
+        ``of`` is the feature: ``{"point": "hidden", "layer": 7}``, or ``"all"`` layers, or ``{"statistics":
+        ["entropy"]}`` of heads. ``positions`` are the tokens that are samples. The reply has for each layer the
+        cross-validated AUC with its interval, and the ``threshold`` above which at most ``false_positive_rate`` of the
+        samples with label 0 score. ``weights`` with ``bias`` and ``scale`` were fitted elsewhere, in place of texts.
+        With ``wait_s``, the reply comes after so many seconds and tells the ``progress``; the same call again waits
+        further. Raises InvalidRequest for labels of one class, and Conflict if ``delete_probe`` stopped the fit.
+        """
+        return call(operations.fit_probe, locals())
+
+    @method
+    def probes(self, model: str, **options: Unpack[CallOptions]) -> Call[ProbeList]:
+        """List the linear probes of a model, and those that are being fitted."""
+        return call(operations.list_probes, locals())
+
+    @method
+    def probe(self, id: str, **options: Unpack[CallOptions]) -> Call[ProbeInfo]:  # noqa: A002
+        """Describe a linear probe, with its ``weights`` by layer. Raises ProbeNotFound."""
+        return call(operations.get_probe, locals())
+
+    @method
+    def delete_probe(self, id: str, **options: Unpack[CallOptions]) -> Call[None]:  # noqa: A002
+        """Remove a linear probe, or stop its fit. Raises ProbeNotFound."""
+        return call(operations.delete_probe, locals())
 
     @method
     def similarity(
@@ -220,16 +281,17 @@ class Models(Generation[WayT], Surveys[WayT]):
     def complexity(
         self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
         new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), fit: bool = False,
-        sweep: ModelSweptEditLike | None = None, from_: PathSendersLike | None = None,
-        to: PathReceiversLike | None = None, text: str | None = None, return_: Sequence[Measure] = MEASURES,
-        heads: int = 8, temperature: float = 0.0, alone: bool = False, **options: Unpack[ContextOptions],
+        likelihood: Literal["masked"] | None = None, sweep: ModelSweptEditLike | None = None,
+        from_: PathSendersLike | None = None, to: PathReceiversLike | None = None, text: str | None = None,
+        return_: Sequence[Measure] = MEASURES, heads: int = 8, temperature: float = 0.0, alone: bool = False,
+        **options: Unpack[ContextOptions],
     ) -> Call[ModelComplexityReply]:  # fmt: skip
         """Return what a text of so many tokens costs, and a generation of new ones after it.
 
         ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
         "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too, and
-        ``fit`` prices the fit of a Jacobian lens over the texts, and ``sweep`` a sweep of ``effects``, or ``from_`` and
-        ``to`` its paths. The arguments of ``context`` give the cost of that call, in place of sizes. Raises
-        InvalidRequest for images if the model reads none.
+        ``fit`` prices the fit of a Jacobian lens over the texts, ``likelihood="masked"`` their pseudo log-likelihood,
+        and ``sweep`` a sweep of ``effects``, or ``from_`` and ``to`` its paths. The arguments of ``context`` give the
+        cost of that call, in place of sizes. Raises InvalidRequest for images if the model reads none.
         """
         return call(operations.model_complexity, locals())

@@ -67,8 +67,8 @@ class Modules(Group[WayT]):
         import, ``on_imported`` is called with the module, its number from 1, and the number of all.
         ``timeout`` is that of each import.
         """
-        found = yield call(operations.get_checkpoint, {"path": checkpoint, "options": options})
-        imports = imports_of(found, {"spec": spec, "num_heads": num_heads, "durable": durable})
+        checkpoint_reply = yield call(operations.get_checkpoint, {"path": checkpoint, "options": options})
+        imports = imports_of(checkpoint_reply, {"spec": spec, "num_heads": num_heads, "durable": durable})
         listed = yield call(operations.list_modules, {"options": options})
         resident = {module.name for module in listed.modules}
         made: dict[str, ModuleInfo] = {}
@@ -145,12 +145,12 @@ class Checkpoints(Group[WayT]):
         """
         wait_s = None if on_progress is None else PROGRESS_S
         fields = {"repository": repository, "revision": revision, "wait_s": wait_s, "options": options}
-        found: CheckpointReply = yield call(operations.fetch_checkpoint, fields)
-        while found.fetch is not None:
+        reply: CheckpointReply = yield call(operations.fetch_checkpoint, fields)
+        while reply.fetch is not None:
             if on_progress is not None:
-                on_progress(found.fetch)
-            found = yield call(operations.fetch_checkpoint, fields)
-        return found
+                on_progress(reply.fetch)
+            reply = yield call(operations.fetch_checkpoint, fields)
+        return reply
 
     @method
     def cancel_fetch(self, path: str, **options: Unpack[CallOptions]) -> Call[None]:
@@ -158,26 +158,26 @@ class Checkpoints(Group[WayT]):
         return call(operations.cancel_fetch, locals())
 
 
-def imports_of(found: CheckpointReply, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+def imports_of(checkpoint: CheckpointReply, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the arguments of the import of each layer, by the description of a checkpoint.
 
     ``arguments``: those of all of them, ``num_heads`` and ``spec``. Raises InvalidCheckpoint if there is no layer or if
     one cannot be imported, InvalidRequest if one needs an argument that is not given.
     """
-    if found.problem is not None or not found.attentions:
-        raise InvalidCheckpoint(found.problem or f"{found.path} has no attention layer", param="checkpoint")
-    for each in found.attentions:
-        if each.problem is not None:
-            raise InvalidCheckpoint(f"{each.name}: {each.problem}", param="checkpoint")
-        lacking = [field for field in each.missing if not _is_given(field, arguments)]
+    if checkpoint.problem is not None or not checkpoint.attentions:
+        raise InvalidCheckpoint(checkpoint.problem or f"{checkpoint.path} has no attention layer", param="checkpoint")
+    for attention in checkpoint.attentions:
+        if attention.problem is not None:
+            raise InvalidCheckpoint(f"{attention.name}: {attention.problem}", param="checkpoint")
+        lacking = [field for field in attention.missing if not _is_given(field, arguments)]
         if lacking:
             raise InvalidRequest(
-                f"{each.name}: the checkpoint does not state {', '.join(lacking)}; send it", param=lacking[0]
+                f"{attention.name}: the checkpoint does not state {', '.join(lacking)}; send it", param=lacking[0]
             )
     return [
-        {"checkpoint": found.path, "layer": each.layer, "name": each.name, "part": each.part, "stack": each.stack}
+        {"checkpoint": checkpoint.path, "layer": each.layer, "name": each.name, "part": each.part, "stack": each.stack}
         | {name: value for name, value in arguments.items() if value is not None}
-        for each in found.attentions
+        for each in checkpoint.attentions
     ]
 
 

@@ -19,7 +19,7 @@ from attention_client.arguments import (
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call
-from attention_client.calls.method import Awaited, Blocking, Flow, Group, Method, P, WayT, method
+from attention_client.calls.method import Awaited, Blocking, CallMethod, Flow, Group, P, WayT, method
 from attention_client.sessions.live_session import AsyncSession, Session
 from attention_client.sessions.session_flow import AFFINITY, SessionFlow, listed, opened, with_dtypes
 from attention_client.sessions.step_stream import AsyncStepStream, StepStream
@@ -61,7 +61,7 @@ class Opening(AbstractAsyncContextManager[AsyncSession]):
             await self._session.__aexit__(*fault)
 
 
-def opening(stated: Callable[Concatenate[Any, P], Flow[SessionFlow]]) -> Method[P, Session, Opening]:
+def opening(stated: Callable[Concatenate[Any, P], Flow[SessionFlow]]) -> CallMethod[P, Session, Opening]:
     """Make a method of both clients that opens a session, from the function that states its flow."""
 
     def blocking(self: "Sessions[Blocking]", *args: Any, **kwargs: Any) -> Session:
@@ -70,7 +70,7 @@ def opening(stated: Callable[Concatenate[Any, P], Flow[SessionFlow]]) -> Method[
     def awaited(self: "Sessions[Awaited]", *args: Any, **kwargs: Any) -> Opening:
         return Opening(AsyncSession.begin(stated(self, *args, **kwargs), self.send, self.stream))
 
-    return Method(stated, blocking, awaited)
+    return CallMethod(stated, blocking, awaited)
 
 
 class Sessions(Group[WayT]):

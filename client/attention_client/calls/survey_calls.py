@@ -24,7 +24,8 @@ class Surveys(Group[WayT]):
     ) -> Flow[HeadSurvey]:  # fmt: skip
         """Return every statistic of every head of a model over many texts.
 
-        ``texts`` are by default those that ship, ``statistics`` all that need no more than a text. A request has
+        ``texts`` are by default those that ship, ``statistics`` all of one number for each head that need no more
+        than a text. A request has
         ``batch`` texts of similar lengths and returns no weights; it waits for its turn, is priced and has its
         ``timeout`` like any other. After each, ``on_texts`` is called with the number of texts that are done and that
         of all. ``edits`` hold in every text. ``audio`` has a sound for each text, which is then its transcript, the
@@ -33,7 +34,9 @@ class Surveys(Group[WayT]):
         ``retrieval`` needs a needle, a part of each text: ``statistic_options={"needle": [...]}``, one for each text or
         one for all. It counts the tokens that ``answer`` copies, one for each text; by default, the model first
         continues each text by its ``answer_tokens`` likeliest tokens. ``classes`` is one statistic for each of
-        ``token_classes`` and ``passages``, as in ``classes.names``.
+        ``token_classes`` and ``passages``, as in ``classes.names``. ``pairs`` needs
+        ``statistic_options={"pairs": [...]}``, a list of ``[query, key]`` for each text or one for all, and is six
+        statistics, as in ``pairs.share``. ``received`` is that of the key that receives most.
         """
         texts = shipped_texts() if texts is None else texts
         return surveyed(model, texts, statistics, batch, answer_tokens, on_texts, options)

@@ -14,7 +14,7 @@ EXTENSION: Final = "extensions"
 """The place of a command that the server's package contributes."""
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command in the list."""
 
     place: str
@@ -25,100 +25,115 @@ class Entry(NamedTuple):
 
 PANELS: Final = {
     "Ask a whole model": {
-        "look": Entry(
+        "look": CommandEntry(
             REQUEST, "Show what each head of a whole model looks at in a text: statistics and largest weights."
         ),
-        "lens": Entry(
+        "lens": CommandEntry(
             REQUEST,
             "Show what the states inside a whole model would predict: the likeliest token of each layer and token.",
         ),
-        "heads": Entry(
+        "heads": CommandEntry(
             "commands.survey_commands:heads",
             "Find heads by their statistics over many texts, and show the strongest passages of a head.",
         ),
-        "generate": Entry(
+        "generate": CommandEntry(
             "commands.generation_commands:generate",
             "Continue a text, and show what the heads looked at for each new token.",
         ),
-        "chat": Entry(
+        "chat": CommandEntry(
             "commands.generation_commands:chat",
             "Chat with a model, and show what the heads looked at for each token. One line is one message.",
         ),
-        "context": Entry(
+        "context": CommandEntry(
             "commands.context_commands:context",
             "Show which parts of a prompt made each sentence of an answer, given or generated.",
         ),
-        "transcribe": Entry(
+        "transcribe": CommandEntry(
             "commands.transcription_commands:transcribe",
             "Write down what is said in a sound, with the seconds at which each word begins and ends.",
         ),
-        "record": Entry(
+        "record": CommandEntry(
             "commands.recording_commands:record",
             "Record what a model computes for a text. Its attention runs on the server.",
         ),
-        "show": Entry(
+        "show": CommandEntry(
             "commands.recording_commands:show",
             "Show a recording: a head as a picture and the entropy of every head, or each token's most attended keys.",
         ),
     },
     "Ask a module, or of raw q, k and v": {
-        "forward": Entry(REQUEST, "The output of a module, and any taps."),
-        "weights": Entry(REQUEST, "Show statistics of each head's weights; with -o or --json also the weights."),
-        "gradients": Entry(REQUEST, "Exact gradients with respect to inputs, taps and parameters."),
-        "complexity": Entry(REQUEST, "The cost of a module for one shape or a sweep of shapes."),
-        "attribution": Entry(
+        "forward": CommandEntry(REQUEST, "The output of a module, and any taps."),
+        "weights": CommandEntry(REQUEST, "Show statistics of each head's weights; with -o or --json also the weights."),
+        "gradients": CommandEntry(REQUEST, "Exact gradients with respect to inputs, taps and parameters."),
+        "complexity": CommandEntry(REQUEST, "The cost of a module for one shape or a sweep of shapes."),
+        "attribution": CommandEntry(
             REQUEST, "The share of each weight and each head of a module in a number that depends on its output."
         ),
-        "effects": Entry(
+        "effects": CommandEntry(
             REQUEST,
             "Show the change of the output by each edit of a sweep; by default each head is knocked out in turn.",
         ),
-        "circuits": Entry(
+        "circuits": CommandEntry(
             REQUEST, "QK and OV circuits of a module's heads, composition scores, and spectra of its parameters."
         ),
-        "explain": Entry(
+        "explain": CommandEntry(
             "explain.explain_commands:explain_command",
             "Explain the attention of one query step by step, forward and backward, with its numbers.",
         ),
-        "compare": Entry(
+        "compare": CommandEntry(
             "compare.compare_commands:compare_command",
             "Compare two attentions on the same inputs: where they differ, and by how much.",
         ),
     },
     "Compute from files": {
-        "rollout": Entry(REQUEST, "Trace each token back to the inputs, over the layers of weights in a file."),
-        "similarity": Entry(REQUEST, "Find the most similar heads, by weights or features in files."),
-        "hopfield": Entry(REQUEST, "Modern Hopfield retrieval: update states until they reach stored patterns."),
+        "rollout": CommandEntry(REQUEST, "Trace each token back to the inputs, over the layers of weights in a file."),
+        "similarity": CommandEntry(REQUEST, "Find the most similar heads, by weights or features in files."),
+        "hopfield": CommandEntry(REQUEST, "Modern Hopfield retrieval: update states until they reach stored patterns."),
     },
     "Keep": {
-        "models": Entry(
+        "models": CommandEntry(
             "commands.model_commands:app", "List, fetch, load, use and unload the whole models of a server."
         ),
-        "modules": Entry("commands.module_commands:app", "List, make, describe, change and remove resident modules."),
-        "checkpoints": Entry(
+        "modules": CommandEntry(
+            "commands.module_commands:app", "List, make, describe, change and remove resident modules."
+        ),
+        "checkpoints": CommandEntry(
             "commands.module_commands:checkpoints",
             "Show the checkpoints of the server's model repository, or the attention layers of one; nothing is loaded.",
         ),
-        "import": Entry(
+        "import": CommandEntry(
             "commands.module_commands:import_module",
             "Make a module from one attention layer of a checkpoint, or from each of them.",
         ),
-        "fetch": Entry(
+        "fetch": CommandEntry(
             EXTENSION, "Download a checkpoint from the Hugging Face hub into the model repository of this machine."
         ),
-        "sessions": Entry("commands.session_commands:app", "List, open, show and end the decode sessions of a server."),
-        "recordings": Entry("commands.recording_commands:app", "List, store, fetch and remove recordings of a server."),
+        "convert": CommandEntry(
+            "commands.convert_commands:convert",
+            "Write a checkpoint of pickled tensors, own classes or a list of tokens as a folder that the server opens.",
+        ),
+        "vectors": CommandEntry(
+            "commands.vector_commands:app", "Fit, list, show, export and remove steering vectors of whole models."
+        ),
+        "sessions": CommandEntry(
+            "commands.session_commands:app", "List, open, show and end the decode sessions of a server."
+        ),
+        "recordings": CommandEntry(
+            "commands.recording_commands:app", "List, store, fetch and remove recordings of a server."
+        ),
     },
     "Run and measure a server": {
-        "serve": Entry(EXTENSION, "Start the server (its own options: attention serve --help)."),
-        "open": Entry("commands.server_commands:open_page", "Open the page of the server in a browser."),
-        "stop": Entry("commands.server_commands:stop", "End the server that a command has started in the background."),
-        "keys": Entry(EXTENSION, "Create, list and revoke the API keys of the server on this machine."),
-        "info": Entry(REQUEST, "Version, device, dtypes and limits."),
-        "variants": Entry(REQUEST, "Every registered score, mask, position, normalizer, method and kernel."),
-        "hardware": Entry(REQUEST, "Devices for which costs can be predicted from datasheets."),
-        "accuracy": Entry(REQUEST, "Errors of predicted times, by kernel and purpose."),
-        "bench": Entry(
+        "serve": CommandEntry(EXTENSION, "Start the server (its own options: attention serve --help)."),
+        "open": CommandEntry("commands.server_commands:open_page", "Open the page of the server in a browser."),
+        "stop": CommandEntry(
+            "commands.server_commands:stop", "End the server that a command has started in the background."
+        ),
+        "keys": CommandEntry(EXTENSION, "Create, list and revoke the API keys of the server on this machine."),
+        "info": CommandEntry(REQUEST, "Version, device, dtypes and limits."),
+        "variants": CommandEntry(REQUEST, "Every registered score, mask, position, normalizer, method and kernel."),
+        "hardware": CommandEntry(REQUEST, "Devices for which costs can be predicted from datasheets."),
+        "accuracy": CommandEntry(REQUEST, "Errors of predicted times, by kernel and purpose."),
+        "bench": CommandEntry(
             "compare.bench_commands:bench",
             "Measure a running server: latency and throughput of one request, sent many times.",
         ),

@@ -29,11 +29,11 @@ def extension(name: str) -> Callable[[typer.Context], None]:
 
 def run_extension(name: str, arguments: list[str]) -> None:
     """Run a contributed command. Raises typer.Exit with its status if it fails or if no package contributes it."""
-    found = [entry for entry in entry_points(group=COMMAND_GROUP) if entry.name == name]
-    if not found:
+    entries = [entry for entry in entry_points(group=COMMAND_GROUP) if entry.name == name]
+    if not entries:
         typer.echo(f"attention {name} needs the server's package: pip install 'attention-service[server]'", err=True)
         raise typer.Exit(1)
-    status = _load(found[0])(arguments)
+    status = _load(entries[0])(arguments)
     if status:
         raise typer.Exit(status)
 

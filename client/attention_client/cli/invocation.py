@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import httpx
 
     from attention_client.async_client import AsyncClient
-    from attention_client.cli.reached_server import Reached
+    from attention_client.cli.reached_server import ReachedServer
     from attention_client.client import Client
 
 _UNUSED: Final = ("httpx._main", "h2")
@@ -32,7 +32,7 @@ class Invocation:
     retries: int | None = None
     transport: "httpx.BaseTransport | None" = None
 
-    def reached(self) -> "Reached":
+    def reached(self) -> "ReachedServer":
         """Return the server, which is started in the background if none is named and none is there.
 
         A server that is named may come up while its call is repeated, if ``retries`` says so. Raises ConnectionFailed
@@ -41,7 +41,7 @@ class Invocation:
         from attention_client.cli import reached_server  # noqa: PLC0415 - --help and --version ask no server
 
         if self.transport is not None or (self.url is not None and self.retries is not None):
-            return reached_server.Reached(self.url)
+            return reached_server.ReachedServer(self.url)
         return reached_server.unnamed() if self.url is None else reached_server.named(self.url)
 
     def client(self) -> "Client":

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from attention_client.cli.command_index import CODE, EXTENSION, OTHERS, PANELS, REQUEST, Entry
+from attention_client.cli.command_index import CODE, EXTENSION, OTHERS, PANELS, REQUEST, CommandEntry
 from attention_client.cli.extensions import contributed, extension
 
 
@@ -73,10 +73,12 @@ class EveryCommand(TyperGroup):
     def _add_contributed(self) -> None:
         for name, summary in contributed():
             if name not in self.commands:
-                self.commands[name] = Listed(name, summary, OTHERS, partial(_made, name, Entry(EXTENSION, summary)))
+                self.commands[name] = Listed(
+                    name, summary, OTHERS, partial(_made, name, CommandEntry(EXTENSION, summary))
+                )
 
 
-def _made(name: str, entry: Entry) -> Any:
+def _made(name: str, entry: CommandEntry) -> Any:
     """Import the code of an entry, and return its command."""
     if entry.place == EXTENSION:
         takes_all = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -85,18 +87,18 @@ def _made(name: str, entry: Entry) -> Any:
     code = import_module(f"{CODE}{module}")
     if entry.place == REQUEST:
         return _taking_url(command_of(name, code.COMMANDS[name].command()))
-    found = getattr(code, attribute)
-    return _taking_url(get_command(found) if isinstance(found, typer.Typer) else command_of(name, found))
+    imported = getattr(code, attribute)
+    return _taking_url(get_command(imported) if isinstance(imported, typer.Typer) else command_of(name, imported))
 
 
 def _taking_url(command: Any) -> Any:
     """Let a command, and those of a group, take ``--url`` behind them too."""
     command.params.append(command_of("url", _url_alone).params[0])
-    for each in getattr(command, "commands", {}).values():
-        if isinstance(each, Listed):
-            each.takes_url = True
+    for entry in getattr(command, "commands", {}).values():
+        if isinstance(entry, Listed):
+            entry.takes_url = True
         else:
-            _taking_url(each)
+            _taking_url(entry)
     return command
 
 

@@ -15,7 +15,7 @@ _CONNECT_S: Final = 0.8
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 
 
-class Reached(NamedTuple):
+class ReachedServer(NamedTuple):
     """A server that a client can be made of."""
 
     url: str | None
@@ -24,7 +24,7 @@ class Reached(NamedTuple):
     """None for the key of the environment."""
 
 
-def named(url: str) -> Reached:
+def named(url: str) -> ReachedServer:
     """Return the server at an address. Raises ConnectionFailed if nothing accepts connections there."""
     parts = urlsplit(url)
     if parts.hostname and not getproxies() and not _accepts(parts.hostname, parts.port or _port(parts.scheme)):
@@ -33,16 +33,16 @@ def named(url: str) -> Reached:
             "`attention serve`, or give --retries to wait for one",
             sent=False,
         )
-    return Reached(url)
+    return ReachedServer(url)
 
 
-def unnamed() -> Reached:
+def unnamed() -> ReachedServer:
     """Return the server at the default address, or else the one in the background, which is started.
 
     Raises ConnectionFailed if it is not to be started, and ServerNotStarted.
     """
     if _is_served(DEFAULT_URL):
-        return Reached(None)
+        return ReachedServer(None)
     from attention_client.servers import background_server  # noqa: PLC0415 - not if a server is there
     from attention_client.servers.server_command import lack  # noqa: PLC0415
 
@@ -59,7 +59,7 @@ def unnamed() -> Reached:
         raise ServerNotStarted(f"nothing answers at {DEFAULT_URL}, and {reason}; or name a server by --url")
     else:
         server = background_server.running_or_started()
-    return Reached(server.url, server.key)
+    return ReachedServer(server.url, server.key)
 
 
 def _port(scheme: str) -> int:

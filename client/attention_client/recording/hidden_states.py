@@ -81,5 +81,5 @@ def _listed(model: nn.Module) -> Iterator[nn.Module]:
 
 def _rows(states: Tensor) -> Array:
     """States ``[1, L, d]``, or ``[1, L, streams, d]`` of hyper-connections, as a row for each token, in its memory."""
-    found = np.array(as_array(states)[0])
-    return found.reshape(len(found), -1)
+    rows = np.array(as_array(states)[0])
+    return rows.reshape(len(rows), -1)

@@ -91,9 +91,9 @@ def _run_here(
         with _eager(model):
             outputs, states = run_model(model, inputs, output_attentions=True)
         return states, dict(_local_weights(model, outputs))
-    with local_taps(model) as found:
+    with local_taps(model) as taps_by_layer:
         _, states = run_model(model, inputs)
-    chosen = {layer: {tap: each[tap] for tap in taps if tap in each} for layer, each in found.items()}
+    chosen = {layer: {tap: each[tap] for tap in taps if tap in each} for layer, each in taps_by_layer.items()}
     return states, dict(_named_taps(chosen))
 
 
@@ -194,11 +194,12 @@ def _local_weights(model: "PreTrainedModel", outputs: Any) -> Named:
         "cross_attentions": "decoder.{}.cross.weights",
     }
     for field, name in named.items():
-        found = getattr(outputs, field, None) or ()
-        numbers: Iterable[Any] = range(len(found))
-        if field == "attentions" and 0 < len(found) < len(outputs.hidden_states) - 1:  # some layers have no attention
+        weights_by_layer = getattr(outputs, field, None) or ()
+        numbers: Iterable[Any] = range(len(weights_by_layer))
+        # Some layers have no attention.
+        if field == "attentions" and 0 < len(weights_by_layer) < len(outputs.hidden_states) - 1:
             numbers = _layers_with_attention(model)
-        for number, weights in zip(numbers, found, strict=True):
+        for number, weights in zip(numbers, weights_by_layer, strict=True):
             if weights is not None:
                 yield name.format(number), _first(weights)
 

@@ -30,15 +30,15 @@ def render(
     for attention in facts.attentions:
         queries, keys = tokens(attention.name)
         size = 4 * len(attention.heads) * len(queries) * len(keys)
-        found = weights_of(attention.name) if size <= left else None
-        if found is None:
+        head_weights = weights_of(attention.name) if size <= left else None
+        if head_weights is None:
             named.append(f"{attention.name}: {len(attention.heads)} heads")
             continue
         left -= size
-        read[tuple(queries), tuple(keys)].append((attention, found))
+        read[tuple(queries), tuple(keys)].append((attention, head_weights))
     maps = []
     for (rows, columns), attentions in read.items():
-        weights = np.concatenate([found for _, found in attentions])
+        weights = np.concatenate([head_weights for _, head_weights in attentions])
         names = [f"{each.name} {label}" for each, _ in attentions for label in each.heads]
         maps.append(Maps(weights, names, rows, columns, "Attention weights"))
     left_out = f"<p>{escape('; '.join(named))}</p>" if named else ""

@@ -36,7 +36,7 @@ class NotServedError(Exception):
 
 
 @dataclass(frozen=True)
-class Projections:
+class ProjectionModules:
     """The submodules of a model that own the projections of one attention."""
 
     attention: CheckpointAttention
@@ -46,7 +46,7 @@ class Projections:
 
 
 @dataclass
-class Served:
+class ServedModules:
     """A model whose attention runs in modules of a server, and the taps of each call."""
 
     model: "PreTrainedModel"
@@ -68,7 +68,7 @@ class Served:
                 yield f"{stack}.{number}{cross}.{tap}", array
 
     @contextmanager
-    def replacing(self, projections: Projections, module: str) -> Iterator[None]:
+    def replacing(self, projections: ProjectionModules, module: str) -> Iterator[None]:
         """Let a module of the server answer one attention, until the block ends.
 
         The model still projects and attends, and the result is dropped.
@@ -102,7 +102,7 @@ class Served:
 @contextmanager
 def serve(
     model: "PreTrainedModel", client: "Client", checkpoint: str, taps: Sequence[Tap], lengths: Collection[int]
-) -> Iterator[Served]:
+) -> Iterator[ServedModules]:
     """Run the attention of a model in modules imported from its checkpoint, until the block ends.
 
     Resident modules of the same content are used. The others are made in the server's memory alone, and are deleted at
@@ -110,12 +110,12 @@ def serve(
     NotServedError if an attention cannot be imported, or if the checkpoint is not the model's; the model does so when
     it pads the sequence.
     """
-    served = Served(model, client, taps, lengths)
+    served = ServedModules(model, client, taps, lengths)
     with ExitStack() as stack:
         try:
-            found = client.checkpoints.get(checkpoint)
-            imports = imports_of(found, {})
-            projections = [_projections(model, attention) for attention in found.attentions]
+            checkpoint_reply = client.checkpoints.get(checkpoint)
+            imports = imports_of(checkpoint_reply, {})
+            projections = [_projections(model, attention) for attention in checkpoint_reply.attentions]
             resident = {module.name: module for module in client.modules.list().modules}
             modules = [
                 stack.enter_context(_imported(client, arguments, resident.get(arguments["name"])))
@@ -130,14 +130,14 @@ def serve(
         yield served
 
 
-def _projections(model: "PreTrainedModel", attention: CheckpointAttention) -> Projections:
+def _projections(model: "PreTrainedModel", attention: CheckpointAttention) -> ProjectionModules:
     """Find the projections of an attention in the model. Raises NotServedError where they have other names."""
     if model.config.is_encoder_decoder and attention.stack not in {"encoder", "decoder"}:
         raise NotServedError(f"{attention.name} is neither of the encoder nor of the decoder")
     first = ("q_down", "q_proj"), ("kv_down", "k_proj"), ("o_proj",)  # whose input is the block's, or output
     named = [next(f"{name}.weight" for name in each if f"{name}.weight" in attention.tensors) for each in first]
     owners = [_owner(model, attention.tensors[name]) for name in named]
-    return Projections(attention, *owners)
+    return ProjectionModules(attention, *owners)
 
 
 def _owner(model: nn.Module, tensor: str) -> nn.Module:
@@ -178,7 +178,7 @@ def _has_content(client: "Client", arguments: dict[str, Any], resident: ModuleIn
     return True
 
 
-def _check_same(client: "Client", module: str, projections: Projections) -> None:
+def _check_same(client: "Client", module: str, projections: ProjectionModules) -> None:
     """Raise NotServedError unless the output projections of a module and the model have the same numbers."""
     listed = client.modules.parameters(module).parameters
     theirs = next(parameter for parameter in listed if parameter.name == "o_proj.weight")

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 from attention_client.client import Client
 from attention_client.environment import URL_VARIABLE
 from attention_client.servers.local_clients import LocalClient, local
-from attention_contract.errors import CheckpointNotFound
+from attention_client.servers.narrowed_looks import asks_too_much, narrow_to_channel
+from attention_contract.errors import CheckpointNotFound, InvalidRequest
 from attention_contract.schemas.checkpoints import FetchProgress
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import default_model_name
@@ -34,6 +36,8 @@ class Look:
     """Statistics, largest weights and weights of every head, with the tokens."""
     client: Client
     """The client of the server that answered, for further questions."""
+    note: str = ""
+    """The part of the model that is shown, where all of it is too much."""
 
     def __repr__(self) -> str:
         return repr(self.reply)
@@ -43,10 +47,10 @@ class Look:
 
         with redirect_stdout(io.StringIO()) as printed:
             looked(self.reply)
-        return printed.getvalue().rstrip("\n")
+        return (f"{self.note}\n" if self.note else "") + printed.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str | None:
-        return self.reply._repr_html_()
+        return (f"<p>{escape(self.note)}</p>" if self.note else "") + self.reply._repr_html_()
 
 
 def look(
@@ -61,7 +65,8 @@ def look(
         attention_client.look("tiny", "the cat sat on the mat", layer=1, head=0)
 
     ``model`` is the name of a model such as ``tiny``, a folder of a checkpoint, or a repository of the Hugging Face
-    hub, which is fetched at its first use. ``layer`` and ``head`` choose one or several; by default all. The server of
+    hub, which is fetched at its first use. ``layer`` and ``head`` choose one or several; by default all, or one channel
+    of a model whose channels have weights of their own, such as Mamba, which ``note`` says. The server of
     ``ATTENTION_URL`` answers; without that, one that this program starts at the first use and that ends with it. A
     folder is read where it is, by a further server. Raises what ``local`` and ``client.models.weights`` do.
     """
@@ -69,7 +74,14 @@ def look(
     fields: dict[str, Any] = {} if layer is None else {"layers": _listed(layer)}
     if head is not None:
         fields["select"] = {"heads": _listed(head)}
-    return Look(client.models.weights(name, text, top_k=_TOP_K, timeout=_LOAD_S, **fields), client)
+    note = ""
+    while True:
+        try:
+            return Look(client.models.weights(name, text, top_k=_TOP_K, timeout=_LOAD_S, **fields), client, note)
+        except InvalidRequest as refused:
+            if not asks_too_much(refused, fields):
+                raise
+            note = narrow_to_channel(client, name, fields)
 
 
 def _listed(chosen: Any) -> list[Any]:

@@ -29,7 +29,7 @@ _ABOUT_THE_REPLY: Final = frozenset({
 })  # fmt: skip
 
 
-class Kept(NamedTuple):
+class KeptChange(NamedTuple):
     """A change and the session's length before it."""
 
     start: int
@@ -48,7 +48,7 @@ class KeptInputs:
     """Join small steps into large ones: right where the policy keeps every token."""
     missing: str | None = None
     """The reason why the past cannot be computed again; None if it can."""
-    _kept: list[Kept] = field(default_factory=list)
+    _kept: list[KeptChange] = field(default_factory=list)
     _bytes: int = 0
 
     def add(self, start: int, change: Change) -> None:
@@ -56,7 +56,7 @@ class KeptInputs:
         if self.missing is not None:
             return
         made = _essential(change)
-        self._kept.append(Kept(start, made))
+        self._kept.append(KeptChange(start, made))
         self._bytes += _bytes_of(made)
         if self._bytes > self.limit:
             self._exceed()
@@ -73,7 +73,7 @@ class KeptInputs:
             self._drop()
         if end <= length or self.missing is not None:
             return
-        start, change = self._kept[-1] if self._kept else Kept(0, TruncateSession(length=length))
+        start, change = self._kept[-1] if self._kept else KeptChange(0, TruncateSession(length=length))
         if _is_plain(change) and self.joins:
             self._drop()
             self.add(start, _first_tokens(change, length - start))
@@ -115,7 +115,7 @@ class KeptInputs:
         in_memory = [index for index, each in enumerate(self._kept) if _bytes_of(each.change)]
         written = _spilled([self._kept[index].change for index in in_memory])
         for index, change in zip(in_memory, written, strict=True):
-            self._kept[index] = Kept(self._kept[index].start, change)
+            self._kept[index] = KeptChange(self._kept[index].start, change)
         self._bytes = 0
 
 

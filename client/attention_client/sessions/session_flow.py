@@ -226,11 +226,11 @@ def listed(call: Call[SessionList]) -> Flow[SessionList]:
     """Read every page of the list, or the one that the call names."""
     reply: SessionList = yield call
     named = bool(call.request and call.request.model_fields_set)
-    found, after = list(reply.sessions), None if named else reply.next
+    sessions, after = list(reply.sessions), None if named else reply.next
     while after is not None:
         reply = yield replace(call, request=ListSessions(cursor=after))
-        found, after = found + reply.sessions, reply.next
-    return reply.model_copy(update={"sessions": found})
+        sessions, after = sessions + reply.sessions, reply.next
+    return reply.model_copy(update={"sessions": sessions})
 
 
 def with_dtypes(call: Call[SessionCache]) -> Call[SessionCache]:

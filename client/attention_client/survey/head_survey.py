@@ -1,23 +1,27 @@
 """``HeadSurvey``: the statistics of every head over many texts. T texts, N heads of all layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_contract.arrow_tables import TableRows
+from attention_contract.drawings import drawing_module
 from attention_contract.errors import InvalidRequest
-from attention_contract.reply_names import head_name
+from attention_contract.reply_names import head_name, layer_name
+from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.weights import NEEDS_NEEDLE, OF_SOME_ATTENTIONS, StatisticName
-from attention_contract.validation import clip
+from attention_contract.schemas.picture_options import PictureFields, PictureFormat, PictureOptions
+from attention_contract.schemas.weights import BY_KEY, NEEDS_NEEDLE, NEEDS_PAIRS, OF_SOME_ATTENTIONS, StatisticName
+from attention_contract.validation import clip, validate
 
-_ON_REQUEST: Final = {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE}
+_ON_REQUEST: Final = {"classes", *OF_SOME_ATTENTIONS, *NEEDS_NEEDLE, *NEEDS_PAIRS, *BY_KEY}
 SURVEYED: Final = [name for name in get_args(StatisticName) if name not in _ON_REQUEST]
-"""The statistics of a survey by default: all that need no more than a text."""
+"""The statistics of a survey by default: all of one number for each head that need no more than a text."""
 
 
 class SurveyedHead(NamedTuple):
@@ -65,8 +69,8 @@ class HeadSurvey:
     heads: Sequence[SurveyedHead]
     """All heads, in the order of their layers."""
     values: Mapping[str, NDArray[Any]]
-    """``[T, N]`` by the name of each statistic, as in ``classes.names`` for a class; their formulas are those of
-    ``HeadStatistics``."""
+    """``[T, N]`` by the name of each statistic, as in ``classes.names`` for a class and ``pairs.share`` for a number of
+    pairs; their formulas are those of ``HeadStatistics``. ``received`` is that of the key that receives most."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """Edits, and the answers or the sounds of the texts, which the passages are read with too."""
     text_field: Literal["text", "target"] = "text"
@@ -80,12 +84,45 @@ class HeadSurvey:
         """A map of layers × heads for each statistic, the mean over texts."""
         from attention_pictures.notebook.notebook_maps import html_of, statistic_maps  # noqa: PLC0415 - draws
 
-        means = {name: self.means(name) for name in self.values}
+        return html_of(statistic_maps(self._by_layer(self.values)))
+
+    def plot(
+        self, format: PictureFormat = "svg", *, statistics: Sequence[str] | None = None,  # noqa: A002
+        **fields: Unpack[PictureFields],
+    ) -> Picture:  # fmt: skip
+        """Draw a map of layers × heads for each of these statistics, the means over texts; by default of all.
+
+        Needs matplotlib: the extra ``plot``. The fields are those of ``PictureOptions``. Raises InvalidRequest.
+        """
+        options = validate(PictureOptions, dict(fields))
+        drawing, layers = drawing_module("figures"), self._by_layer(self.values if statistics is None else statistics)
+        title = f"{self.model} · mean over {len(self.texts)} texts"
+        facts = {"model": self.model, "operation": "survey", "texts": len(self.texts)}
+        picture: Picture = drawing.draw_layers(layers, title, options, drawing.media_type_of(format), facts)
+        return picture
+
+    def _by_layer(self, statistics: Iterable[str]) -> list[tuple[str, dict[str, NDArray[np.float64]]]]:
+        """The means ``[H]`` of statistics by the names of the layers."""
+        means = {name: self.means(name) for name in statistics}
         heads: dict[LayerRef, list[int]] = {}
         for at, each in enumerate(self.heads):
             heads.setdefault(each.layer, []).append(at)
-        rows = [(str(layer), {name: mean[own] for name, mean in means.items()}) for layer, own in heads.items()]
-        return html_of(statistic_maps(rows))
+        return [(layer_name(layer), {name: mean[own] for name, mean in means.items()}) for layer, own in heads.items()]
+
+    def to_table(self) -> Any:
+        """Return the values as a ``pyarrow.Table``: a row for each text and head. Needs the extra ``tables``.
+
+        Columns: ``text``, the index of the text; ``layer``, a number, or text if the model has several stacks;
+        ``head``; a column for each statistic. Raises ImportError.
+        """
+        texts, heads, rows = len(self.texts), len(self.heads), TableRows()
+        places = {
+            "text": np.repeat(np.arange(texts, dtype=np.int32), heads),
+            "layer": np.tile(np.asarray([each.layer for each in self.heads]), texts),
+            "head": np.tile(np.asarray([each.head for each in self.heads], np.int32), texts),
+        }
+        rows.add(texts * heads, places | {name: values.ravel() for name, values in self.values.items()})
+        return rows.table()
 
     def index(self, layer: LayerRef, head: int) -> int:
         """Return the number of a head in ``heads``. Raises InvalidRequest."""

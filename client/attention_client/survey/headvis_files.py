@@ -25,12 +25,12 @@ from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import HeadStatistics
 
 METRICS: Final = {
-    "own_position": "self_attention_score", "previous_token": "previous_token_score", "entropy": "pattern_entropy",
+    "own_position": "self_attention_score", "previous_token": "prev_token_score", "entropy": "pattern_entropy",
     "mean_distance": "qk_distance", "induction": "induction_score",
 }  # fmt: skip
 """HeadVis's names of statistics; others keep their own."""
 _BINS: Final = 20
-_TOKENS: Final = 50
+_NAMED_TOKENS: Final = 50
 """Tokens that a table names."""
 _DISTANCES: Final = [0, *(2**power for power in range(21))]
 """Bounds of distances in tokens."""
@@ -66,11 +66,13 @@ def exported(
     layers = [*dict.fromkeys(each.layer for each in survey.heads if _stack(each.layer) == stack)]
     heads = [at for at, each in enumerate(survey.heads) if each.layer in layers]
     tokens: list[list[str]] = []
+    dtype = ""
     largest = np.zeros((len(survey.texts), len(heads)))
     kept: list[list[_Sparse]] = [[] for _ in heads]
     with TemporaryDirectory() as place:  # which texts are chosen is known only once all are read
         for text in range(len(survey.texts)):
             reply = yield weights_call(survey, text, options, layers=layers, top_k=top_k, return_weights=False)
+            dtype = reply.ran.dtype
             tokens.append(reply.tokens_of(layers[0])[0].tokens)
             keys, weights = map(np.stack, zip(*_by_head(reply), strict=True))  # [heads, L, k]
             largest[text] = [_largest(*head) for head in zip(keys, weights, strict=True)]
@@ -95,7 +97,7 @@ def exported(
         means = {METRICS.get(name, name): _finite(survey.means(name)[at]) for name in survey.values}
         rows.append({"layer": numbers[layer], "head": head, **means})
     _write(folder / "scatter_data.json", rows)
-    _write(folder / "config.json", _config(survey, rows, numbers, intervals))
+    _write(folder / "config.json", _config(survey, rows, numbers, intervals) | _run(tokens, dtype))
     _write(folder / "server_config.json", {})  # without a server, the page reads these files alone
     (folder / "attributions").mkdir(exist_ok=True)
     _write(folder / "attributions" / "manifest.json", {})
@@ -121,14 +123,14 @@ def _largest(keys: NDArray[Any], weights: NDArray[Any]) -> float:
 def _sampled(largest: NDArray[Any], intervals: int, samples: int) -> dict[int, int]:
     """Return the interval of each chosen text: the largest of the last interval, and random ones of the others."""
     random = np.random.default_rng(0)
-    found: dict[int, int] = {}
+    intervals_of_texts: dict[int, int] = {}
     order = np.argsort(largest, kind="stable")
     for interval, members in enumerate(np.array_split(order, intervals), 1):
         if len(members) > samples:
             top = interval == intervals
             members = members[-samples:] if top else random.choice(members, samples, replace=False)  # noqa: PLW2901
-        found |= dict.fromkeys(members.tolist(), interval)
-    return found
+        intervals_of_texts |= dict.fromkeys(members.tolist(), interval)
+    return intervals_of_texts
 
 
 def _coordinates(
@@ -148,12 +150,12 @@ def _head_file(
     layer, head = survey.heads[at]
     mass: dict[str, Counter[str]] = {"query": Counter(), "key": Counter()}
     distances: NDArray[np.float64] = np.zeros(len(_DISTANCES) - 1)
-    for each in passages:
-        words = tokens[each.text]
-        queries, keys = np.divmod(each.places, len(words))
-        distances += np.histogram(np.abs(queries - keys), _DISTANCES, weights=each.weights)[0]
+    for passage in passages:
+        words = tokens[passage.text]
+        queries, keys = np.divmod(passage.places, len(words))
+        distances += np.histogram(np.abs(queries - keys), _DISTANCES, weights=passage.weights)[0]
         for side, places in (("query", queries), ("key", keys)):
-            for place, weight in zip(places.tolist(), each.weights.tolist(), strict=True):
+            for place, weight in zip(places.tolist(), passage.weights.tolist(), strict=True):
                 mass[side][words[place]] += weight
     last = int(np.flatnonzero(distances).max(initial=0)) + 1
     counts, edges = np.histogram(largest, _BINS, (0, 1))
@@ -218,6 +220,16 @@ def _config(
     }  # fmt: skip
 
 
+def _run(tokens: Sequence[Sequence[str]], dtype: str) -> dict[str, Any]:
+    """The facts of a run that Neuronpedia's readers of such folders need.
+
+    Source: ``load-head-metrics.py`` and ``load-head-sequences.py`` of https://github.com/hijohnnylin/neuronpedia.
+    """
+    longest = max(map(len, tokens), default=0)
+    sizes = {"n_sequences": len(tokens), "seq_len": longest}
+    return {"dataset_name": "texts", **sizes, "dtype": dtype, "attn_implementation": "attention-service"}
+
+
 def _histogram(edges: Sequence[float], values: Sequence[float]) -> dict[str, Any]:
     return {"bin_edges": [round(each, 6) for each in edges], "bin_values": [*values]}
 
@@ -225,7 +237,7 @@ def _histogram(edges: Sequence[float], values: Sequence[float]) -> dict[str, Any
 def _table(mass: "Counter[str]") -> list[dict[str, Any]]:
     """The tokens with most weight, and their shares of all of it."""
     whole = sum(mass.values()) or 1.0
-    return [{"token": token, "weight": round(weight / whole, 4)} for token, weight in mass.most_common(_TOKENS)]
+    return [{"token": token, "weight": round(weight / whole, 4)} for token, weight in mass.most_common(_NAMED_TOKENS)]
 
 
 def _finite(value: float) -> float | None:

@@ -17,12 +17,18 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import LayerWeights, ModelStatisticOptions, ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import MAX_TEXTS
-from attention_contract.schemas.weights import NEEDS_NEEDLE, StatisticName
+from attention_contract.schemas.weights import BY_KEY, NEEDS_NEEDLE, StatisticName
 
 OnTexts = Callable[[int, int], None]
 """Called with the number of texts that are done, and that of all."""
-_OF_A_TEXT: Final = re.compile(r"(text|answer|statistic_options\.(?:needle|passages\.[^.]+))\.(\d+)")
+_OF_A_TEXT: Final = re.compile(
+    r"(text|answer|statistic_options\.(?:needle|pairs|candidates|passages\.[^.]+))\.(\d+)((?:\.\d+)*)"
+)
 """The fields of a request with one entry for each text."""
+
+
+_DEPTHS: Final = {"pairs": 2, "candidates": 1}
+"""Options with a list for each text, or one for all, and the lists in each other of one text."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class _TextFields:
         given = self.statistic_options
         lists = {"answer": self.options.get("answer"), "statistic_options.needle": given.get("needle")}
         lists |= {f"statistic_options.passages.{name}": each for name, each in (given.get("passages") or {}).items()}
+        lists |= {f"statistic_options.{name}": given.get(name) for name in _DEPTHS if _is_by_text(name, given)}
         for name, each in lists.items():
             if each is not None and not isinstance(each, str) and len(each) != self.count:
                 raise InvalidRequest.at(name, f"expected one for each of {self.count} texts; got {len(each)}")
@@ -59,14 +66,25 @@ class _TextFields:
         def own(each: str | Sequence[str]) -> list[str]:
             return [each if isinstance(each, str) else each[text] for text in chosen]
 
-        found, given = dict(self.options), self.statistic_options
-        if found.get("answer") is not None:
-            found["answer"] = own(found["answer"])
+        fields, given = dict(self.options), self.statistic_options
+        if fields.get("answer") is not None:
+            fields["answer"] = own(fields["answer"])
         if given.get("needle") is not None:
             given["needle"] = own(given["needle"])
         if given.get("passages"):
             given["passages"] = {name: own(each) for name, each in given["passages"].items()}
-        return found | {"statistic_options": given} if given else found
+        for name in _DEPTHS:
+            if (lists := given.get(name)) is not None:
+                given[name] = [lists[text] if _is_by_text(name, given) else lists for text in chosen]
+        return fields | {"statistic_options": given} if given else fields
+
+
+def _is_by_text(name: str, options: Mapping[str, Any]) -> bool:
+    """True for pairs or candidates that are a list for each text, and not one for all."""
+    value, depth = options.get(name), 0
+    while isinstance(value, list | tuple | np.ndarray) and len(value):
+        value, depth = value[0], depth + 1
+    return depth > _DEPTHS[name]
 
 
 def surveyed(
@@ -91,7 +109,8 @@ def surveyed(
     of_texts.check()
     if not wanted or ("classes" in wanted and not of_texts.classes):
         raise InvalidRequest.at(
-            "statistics", f"expected some of {', '.join(SURVEYED)}; or classes, with token_classes or passages"
+            "statistics",
+            f"expected some of {', '.join([*SURVEYED, *BY_KEY])}; or classes, with token_classes or passages",
         )
     if NEEDS_NEEDLE.intersection(wanted) and fields.get("answer") is None and audio is None:
         fields |= {"answer": (yield from _answers(model, texts, batch, answer_tokens, fields))}
@@ -132,7 +151,7 @@ def _of_all_texts(fault: InvalidRequest, chosen: Sequence[int]) -> InvalidReques
     if place is None:
         return fault
     name = "texts" if place[1] == "text" else place[1]
-    return InvalidRequest.at(f"{name}.{chosen[int(place[2])]}", fault.detail.removeprefix(f"{fault.param}: "))
+    return InvalidRequest.at(f"{name}.{chosen[int(place[2])]}{place[3]}", fault.detail.removeprefix(f"{fault.param}: "))
 
 
 def _statistics(layer: LayerWeights, names: Sequence[str], texts: int) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -143,25 +162,31 @@ def _statistics(layer: LayerWeights, names: Sequence[str], texts: int) -> Iterat
         return rows if len(rows) == texts else rows.mean(0, keepdims=True)
 
     for name in names:
-        found = getattr(layer.statistics, name)
-        if isinstance(found, Mapping):
-            yield from ((f"{name}.{each}", by_text(array)) for each, array in found.items())
+        values = getattr(layer.statistics, name)
+        if isinstance(values, Mapping):
+            yield from ((f"{name}.{each}", by_text(array)) for each, array in values.items())
         else:
-            yield name, by_text(found)
+            yield name, by_text(_most_received(values) if name in BY_KEY else values)
+
+
+def _most_received(array: NDArray[Any]) -> NDArray[Any]:
+    """The largest of the numbers ``[..., Lk]`` of a head's keys, without those of padding."""
+    most: NDArray[Any] = np.where(np.isnan(array), -np.inf, array).max(-1)
+    return np.where(np.isneginf(most), np.nan, most).astype(array.dtype)
 
 
 def _answers(model: str, texts: Sequence[str], batch: int, tokens: int, options: Mapping[str, Any]) -> Flow[list[str]]:
     """Have the model continue each text by its likeliest tokens, a batch a request."""
     edits = options.get("edits")
-    found: list[str] = []
+    answers: list[str] = []
     for start in range(0, len(texts), batch):
         sent: dict[str, Any] = {"model": model, "prompt": [*texts[start : start + batch]], "max_tokens": tokens}
         sent |= {"min_tokens": 1, "temperature": 0.0}
         if edits is not None:
             sent["attention"] = {"edits": edits, "statistics": []}
         reply = yield call(operations.create_completion, sent | {"options": _call_options(options)})
-        found += [choice.text for choice in sorted(reply.choices, key=lambda each: each.index)]
-    return found
+        answers += [choice.text for choice in sorted(reply.choices, key=lambda each: each.index)]
+    return answers
 
 
 def _call_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,8 +227,8 @@ def read_passages(
 ) -> Flow[list[Passage]]:
     """Ask for the weights of one head in its strongest texts."""
     layer, number = head
-    values, found = survey.of(by)[:, survey.index(layer, number)], []
+    values, passages = survey.of(by)[:, survey.index(layer, number)], []
     for text in survey.strongest(layer, number, by, count):
         reply = yield weights_call(survey, text, options, layers=[layer], select={"heads": [number]}, top_k=top_k)
-        found.append(Passage(text, float(values[text]), reply))
-    return found
+        passages.append(Passage(text, float(values[text]), reply))
+    return passages

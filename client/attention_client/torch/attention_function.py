@@ -77,7 +77,8 @@ class RemoteCall:
             reply = self.send(self.kept_forward, fields)
             return (tensor_like(reply.output, tensors[0]),), reply.id
         returned = ("output", *self.taps)
-        fields = self._fields(self.names, tensors) | {"return_": returned, "average_heads": self.averaged_heads > 0}
+        averages = self.averaged_heads > 0 and "weights" in returned
+        fields = self._fields(self.names, tensors) | {"return_": returned, "average_heads": averages}
         reply = self.send(self.forward, fields)
         return tuple(tensor_like(getattr(reply, name), tensors[0]) for name in returned), None
 
@@ -95,8 +96,8 @@ class RemoteCall:
         if along is not None:
             fields["directions"] = {name.removeprefix(PARAMETERS): direction for name, direction in along.items()}
         reply = self.send(self.gradients, fields)
-        found = reply.gradients if along is None else reply.hessian_products
-        tensors = {name: tensor_like(found[name.removeprefix(PARAMETERS)], given[name]) for name in wrt}
+        derivatives = reply.gradients if along is None else reply.hessian_products
+        tensors = {name: tensor_like(derivatives[name.removeprefix(PARAMETERS)], given[name]) for name in wrt}
         return {name: x.mean(1) if self._is_averaged(name) else x for name, x in tensors.items()}
 
     def _is_averaged(self, name: str) -> bool:
@@ -120,18 +121,18 @@ def attend(call: RemoteCall, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     wrt: tuple[str, ...] = ()
     if torch.is_grad_enabled():
         wrt = tuple(name for name, x in zip(call.names, tensors, strict=True) if x.requires_grad)
-    found: tuple[Tensor, ...] = _Attention.apply(call, wrt, *tensors)  # type: ignore[no-untyped-call]
-    return found
+    results: tuple[Tensor, ...] = _Attention.apply(call, wrt, *tensors)  # type: ignore[no-untyped-call]
+    return results
 
 
 class _Attention(Function):
     @staticmethod
     def forward(ctx: Any, call: RemoteCall, wrt: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
-        found, ctx.kept = call.attend(tensors, wrt)
-        ctx.call, ctx.shape = call, found[0].shape
+        results, ctx.kept = call.attend(tensors, wrt)
+        ctx.call, ctx.shape = call, results[0].shape
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        return found
+        return results
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -145,8 +146,8 @@ class _Attention(Function):
         wrt = tuple(name for name, needed in zip(call.names, ctx.needs_input_grad[2:], strict=True) if needed)
         names = (*given, *tensors)
         sent = *given.values(), *tensors.values()
-        found = _Gradients.apply(call, ctx.kept, names, wrt, *sent)  # type: ignore[no-untyped-call]
-        by_name = dict(zip(wrt, found, strict=True))
+        gradients = _Gradients.apply(call, ctx.kept, names, wrt, *sent)  # type: ignore[no-untyped-call]
+        by_name = dict(zip(wrt, gradients, strict=True))
         return (None, None, *(by_name.get(name) for name in call.names))
 
 
@@ -156,13 +157,13 @@ class _Gradients(Function):
         ctx: Any, call: RemoteCall, kept: str | None, names: tuple[str, ...], wrt: tuple[str, ...], *given: Tensor
     ) -> Any:
         by_name = dict(zip(names, given, strict=True))
-        found = None if kept is None else call.backward(kept, by_name, wrt)
-        if found is None:
-            found = call.differentiate(by_name, wrt)
+        gradients = None if kept is None else call.backward(kept, by_name, wrt)
+        if gradients is None:
+            gradients = call.differentiate(by_name, wrt)
         ctx.call, ctx.names, ctx.wrt = call, names, wrt
         ctx.save_for_backward(*given)
         ctx.set_materialize_grads(False)
-        return tuple(found[name] for name in wrt)
+        return tuple(gradients[name] for name in wrt)
 
     @staticmethod
     @once_differentiable
@@ -173,8 +174,8 @@ class _Gradients(Function):
         wanted = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[4:], strict=True) if needed]
         if not along or not wanted:
             return (None, None, None, None, *(None for _ in given))
-        found = call.differentiate(given, [*dict.fromkeys([*wanted, *along])], along)
-        return (None, None, None, None, *(found[name] if name in wanted else None for name in given))
+        products = call.differentiate(given, [*dict.fromkeys([*wanted, *along])], along)
+        return (None, None, None, None, *(products[name] if name in wanted else None for name in given))
 
 
 def _in_request(names: Sequence[str]) -> list[str]:

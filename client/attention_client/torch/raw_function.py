@@ -55,7 +55,7 @@ def remote_attention(
     if unknown := set(taps) - set(_TAPS):
         raise ValueError(f"taps: {min(unknown)!r} has no gradient; expected one of {', '.join(_TAPS)}")
     if any(_needs_gradient(edit) for edit in edits):
-        raise ValueError("edits: a value cannot receive a gradient; detach it")
+        raise ValueError("edits: value and add cannot receive a gradient; detach them")
     connection = client if isinstance(client, Connection) else Connection(client)
     tensors = {"query": query, "key": key, "value": value} | inputs
     tensors |= {f"{PARAMETERS}{name}": x for name, x in (parameters or {}).items()}
@@ -79,5 +79,7 @@ def remote_attention(
 
 
 def _needs_gradient(edit: EditLike) -> bool:
-    value: Any = edit.get("value") if isinstance(edit, Mapping) else edit.value
-    return isinstance(value, Tensor) and value.requires_grad
+    brought: list[Any] = [
+        edit.get(name) if isinstance(edit, Mapping) else getattr(edit, name) for name in ("value", "add")
+    ]
+    return any(isinstance(x, Tensor) and x.requires_grad for x in brought)

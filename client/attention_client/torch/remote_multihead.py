@@ -149,14 +149,14 @@ class RemoteMultiheadAttention(nn.MultiheadAttention):
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        found = {f"{role}_proj.weight": weight for role, weight in zip("qkv", weights, strict=True)}
+        parameters = {f"{role}_proj.weight": weight for role, weight in zip("qkv", weights, strict=True)}
         if self.in_proj_bias is not None:
             biases = self.in_proj_bias.chunk(3)
-            found |= {f"{role}_proj.bias": bias for role, bias in zip("qkv", biases, strict=True)}
-            found["o_proj.bias"] = self.out_proj.bias
+            parameters |= {f"{role}_proj.bias": bias for role, bias in zip("qkv", biases, strict=True)}
+            parameters["o_proj.bias"] = self.out_proj.bias
         if self.bias_k is not None and self.bias_v is not None:
-            found |= {"bias_k": self.bias_k.flatten(), "bias_v": self.bias_v.flatten()}
-        return found | {"o_proj.weight": self.out_proj.weight}
+            parameters |= {"bias_k": self.bias_k.flatten(), "bias_v": self.bias_v.flatten()}
+        return parameters | {"o_proj.weight": self.out_proj.weight}
 
     def _reset_parameters(self) -> None:
         # False keeps nn.TransformerEncoderLayer from its fast path, which would compute this attention by itself.

@@ -192,8 +192,8 @@ class Attached:
 
     def _publish(self, taps: dict[LayerKey, Taps]) -> None:
         with self._lock:
-            found = self.recorded | taps
-            self.recorded = {layer: found[layer] for layer in self.layers if layer in found}
+            recorded = self.recorded | taps
+            self.recorded = {layer: recorded[layer] for layer in self.layers if layer in recorded}
 
 
 @contextmanager
@@ -212,18 +212,18 @@ def attending_by(model: PreTrainedModel, function: AttentionFunction) -> Iterato
 
 def _implementations(model: nn.Module) -> list[tuple[Any, str]]:
     """Return the configs of a model with their attention implementations, parents before children."""
-    found: dict[int, tuple[Any, str]] = {}
+    implementations: dict[int, tuple[Any, str]] = {}
 
     def visit(config: Any) -> None:
-        if config is None or id(config) in found or not hasattr(config, "_attn_implementation"):
+        if config is None or id(config) in implementations or not hasattr(config, "_attn_implementation"):
             return
-        found[id(config)] = (config, config._attn_implementation)
+        implementations[id(config)] = (config, config._attn_implementation)
         for name in config.sub_configs:
             visit(getattr(config, name, None))
 
     for module in model.modules():
         visit(getattr(module, "config", None))
-    return list(found.values())
+    return list(implementations.values())
 
 
 def _chosen(existing: Sequence[LayerKey], layers: Sequence[LayerKey] | None) -> tuple[LayerKey, ...]:
@@ -274,8 +274,8 @@ def local_taps(model: PreTrainedModel) -> Iterator[dict[LayerKey, dict[str, Arra
         calls[place] = calls.get(place, -1) + 1
         layer = keys[place][calls[place] % len(keys[place])]
         output, weights = functions[place](module, query, key, value, mask, *args, **options)
-        found = {"q": query, "k": key, "v": value, "weights": weights, "context": output.transpose(1, 2)}
-        taps[layer] = {tap: as_array(tensor) for tap, tensor in found.items() if tensor is not None}
+        tensors = {"q": query, "k": key, "v": value, "weights": weights, "context": output.transpose(1, 2)}
+        taps[layer] = {tap: as_array(tensor) for tap, tensor in tensors.items() if tensor is not None}
         return output, weights
 
     with attending_by(model, attend):

@@ -71,11 +71,11 @@ def attend(
     if tokens is not None:
         fields = step_masks(tokens, call.query, call.mask, causal=call.causal)
         biased = call.biased(fields.get("mask"), key.shape[2])
-        output, found = attend_in_session(
+        output, tapped = attend_in_session(
             tokens, call.query, fields if biased is None else {**fields, "mask": biased}, scale=call.scale,
             softcap=call.softcap, sinks=call.sinks, dropout=drops, edits=edits, taps=taps,
         )  # fmt: skip
-        return output.transpose(1, 2).contiguous(), found
+        return output.transpose(1, 2).contiguous(), tapped
     raw = call.raw(whole=bool(taps))
     answer = remote_attention(
         raw.query,
@@ -91,8 +91,8 @@ def attend(
         taps=taps,
         client=connection,
     )
-    output, found = answer if taps else (answer, {})
-    return output.transpose(1, 2).contiguous(), found
+    output, tapped = answer if taps else (answer, {})
+    return output.transpose(1, 2).contiguous(), tapped
 
 
 def _dropout(share: float) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def attend_in_session(
     }  # fmt: skip
     reply = tokens.layer.step(tokens, raw, sinks, step)
     output = tensor_like(reply.output, query)[..., : heads * raw.value_dim]
-    found = {tap: tensor_like(getattr(reply, tap), query) for tap in taps}
-    return output.reshape(*output.shape[:2], heads, raw.value_dim).transpose(1, 2), found
+    tapped = {tap: tensor_like(getattr(reply, tap), query) for tap in taps}
+    return output.reshape(*output.shape[:2], heads, raw.value_dim).transpose(1, 2), tapped
 
 
 def step_masks(tokens: NewTokens, query: Tensor, mask: Tensor | None, *, causal: bool) -> dict[str, Tensor]:

@@ -253,8 +253,8 @@ class SessionLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return self.past
         if self.session is None or not self.session.length:
             return None
-        found = self.session.cache()
-        return tensor_like(found.past_key, self._like), tensor_like(found.past_value, self._like)
+        cache = self.session.cache()
+        return tensor_like(cache.past_key, self._like), tensor_like(cache.past_value, self._like)
 
     def copy_of(self, source: "SessionLayer") -> None:
         """Become a copy of another layer, whose session is forked."""

@@ -4,25 +4,40 @@ Notation for shapes: B batch, H query heads, Hkv key/value heads, Lq queries, Lk
 D head width, Dv value width. Wherever B stands it may be missing, and is then missing in the reply.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+import numpy as np
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.spec import AttentionSpec
-from attention_contract.tensors import AnyNumber, BoolArray, Encoding, FloatArray, IntArray, MaskArray
+from attention_contract.tensors import AnyNumber, Array, BoolArray, Encoding, FloatArray, IntArray, MaskArray
 
 Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse", "output"]
 """The points along one attention, in order."""
 
 EditableTap = Literal[
-    "q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output", "gate", "index_scores"
+    "q",
+    "k",
+    "v",
+    "scores",
+    "capped_scores",
+    "masked_scores",
+    "weights",
+    "context",
+    "output",
+    "gate",
+    "index_scores",
+    "mlp",
+    "hidden",
+    "embeddings",
 ]
-"""The taps that an edit can change. Only layers of whole models may have the last two."""
+"""The taps that an edit can change. Only layers of whole models may have ``gate`` to ``hidden``, and only whole models
+``embeddings``."""
 KernelName = Annotated[str, Field(min_length=1, max_length=64)]
 """The name of a registered kernel: ``GET /v1/variants`` lists them, those of installed packages among them."""
 MAX_INDICES: Final = 65_536
@@ -36,6 +51,10 @@ MAX_TAPS: Final = 64
 """The most items of one list of taps, repeated ones included."""
 
 
+_WHOLE_TAPS: Final = frozenset({"output"})
+"""The tap that ``select`` does not narrow."""
+_WITHOUT_QUERIES: Final = _WHOLE_TAPS | {"k", "v"}
+"""The taps that selected queries do not narrow."""
 output_only: Final[Callable[[], list[Tap]]] = partial(list[Tap], ("output",))
 """Makes the taps that a request returns by default."""
 
@@ -53,8 +72,43 @@ class Select(WireModel):
     """Indices of queries to keep, the rows of the weights, from 0; default: all."""
 
 
+class WeightsSelect(Select):
+    """The heads, queries and keys of the returned weights to keep, in the order given."""
+
+    keys: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """Indices of keys to keep, the columns of the weights, from 0; default: all. The weights do not change: those of a
+    query over the kept keys need not sum to 1."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_heads_and_queries(cls, value: Any) -> Any:
+        return value.model_dump(exclude_unset=True) if type(value) is Select else value
+
+
+VectorId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""The id of a steering vector."""
+
+
+class AddedVector(WireModel):
+    """The direction of a layer in a steering vector of a whole model."""
+
+    vector: VectorId
+    scale: float = Field(default=1.0, allow_inf_nan=False)
+    """The number by which the direction is multiplied."""
+
+
+def _kind_of_added(value: Any) -> str:
+    named = isinstance(value, AddedVector) or (isinstance(value, Mapping) and "vector" in value)
+    return "AddedVector" if named else "numbers"
+
+
+Added = Annotated[
+    Annotated[FloatArray, Tag("numbers")] | Annotated[AddedVector, Tag("AddedVector")], Discriminator(_kind_of_added)
+]
+
+
 class Edit(WireModel):
-    """One intervention on a tap before the rest is computed: exactly one of ``set``, ``value`` and ``scale``."""
+    """One intervention on a tap before the rest is computed: one of ``set``, ``value``, ``scale`` and ``add``."""
 
     tap: EditableTap
     heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
@@ -69,16 +123,34 @@ class Edit(WireModel):
     """Replace the selected part by this tensor, with broadcasting."""
     scale: float | None = None
     """Multiply by this number."""
+    add: Added | None = None
+    """Add this number, this tensor, with broadcasting, or ``{"vector", "scale"}``: the direction of the edit's layer in
+    a steering vector of a whole model."""
     renormalize: bool = False
     """After an edit of ``weights``: divide each row by its sum."""
 
     @model_validator(mode="after")
     def _one_action(self) -> "Edit":
-        if sum(action is not None for action in (self.set, self.value, self.scale)) != 1:
-            raise ValueError("expected exactly one of set, value and scale")
+        given = [name for name in ("set", "value", "scale", "add") if getattr(self, name) is not None]
+        if not given:
+            raise ValueError("expected exactly one of set, value, scale and add")
+        if len(given) > 1:
+            raise at_fault(given[1], f"expected exactly one of set, value, scale and add; got {' and '.join(given)}")
         if self.renormalize and self.tap != "weights":
             raise at_fault("renormalize", "it applies to weights only")
         return self
+
+    @property
+    def tensor(self) -> Array | None:
+        """The tensor that replaces the selected part or is added to it; None for a number."""
+        if self.value is not None:
+            return self.value
+        return None if self.added is None or np.ndim(self.added) == 0 else self.added
+
+    @property
+    def added(self) -> Array | None:
+        """The number or tensor that is added; None for a vector, whose numbers are not known yet."""
+        return None if isinstance(self.add, AddedVector) else self.add
 
 
 class AttentionInputs(WireModel):
@@ -167,6 +239,17 @@ class TapsRequest(AttentionInputs):
     report_error: bool = False
     """Compare an approximate method with exact attention over the same inputs, block by block."""
 
+    @model_validator(mode="after")
+    def _narrows_something(self) -> "TapsRequest":
+        if self.average_heads and "weights" not in self.return_:
+            raise at_fault("average_heads", "it averages returned weights; add weights to return, or leave it out")
+        if self.select is None or (self.dropout is not None and self.dropout.return_mask):
+            return self
+        without = _WITHOUT_QUERIES if self.select.heads is None else _WHOLE_TAPS
+        if without.issuperset(self.return_):
+            raise at_fault("select", "it narrows returned taps, such as weights; add one to return, or leave it out")
+        return self
+
 
 class ForwardRequest(TapsRequest):
     """One forward pass through a module."""
@@ -182,6 +265,13 @@ class TokenLabels(WireModel):
     """A label for each of the Lk keys, including past keys."""
     query_labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
     """A label for each of the Lq queries. Default: those of the last keys, if the request has no ``key``."""
+
+
+class TextLabels(WireModel):
+    """The labels of the tokens of a text in a picture of the reply, equal for all texts."""
+
+    labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
+    """A label for each token, padding included."""
 
 
 def token_counts(inputs: "AttentionInputs", past: int = 0) -> tuple[int, int]:

@@ -13,7 +13,7 @@ class CheckpointAttention(WireModel):
 
     name: str
     """The name that an import gives its module: ``{model}.{layer}``, with ``.{stack}`` before the layer if the
-    checkpoint has several stacks, and ``.cross`` behind it for cross-attention."""
+    checkpoint has several stacks, and ``.cross`` after it for cross-attention."""
     layer: int
     part: Literal["self", "cross"]
     stack: Stack | None = None

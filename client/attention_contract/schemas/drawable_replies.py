@@ -29,13 +29,15 @@ class DrawableReply(WireModel):
     ) -> Picture:
         """Draw this reply here, as the server draws it. Needs matplotlib: the extra ``plot``.
 
-        ``labels`` of the keys and ``query_labels`` of the queries, ``heads`` the indices of those selected, and the
-        ``sweep`` that costs are along are by default those of the request that this is the reply to.
+        ``labels`` of the returned keys and ``query_labels`` of the returned queries, ``heads`` the indices of those
+        selected, and the ``sweep`` that costs are along are by default those of the request that this is the reply to.
         The fields are those of ``PictureOptions``; an unknown one raises InvalidRequest.
         """
         options = validate(PictureOptions, dict(fields))
         given: dict[str, Any] = {"keys": labels, "queries": query_labels, "heads": heads, "sweep": sweep}
-        names = replace(self.request_names, **{name: value for name, value in given.items() if value is not None})
+        stated = {name: value for name, value in given.items() if value is not None}
+        stated |= {{"keys": "columns", "queries": "rows"}[name]: None for name in stated.keys() & {"keys", "queries"}}
+        names = replace(self.request_names, **stated)
         drawing = drawing_module("figures")
         picture: Picture = drawing.draw(
             self, options, drawing.media_type_of(format), names, drawing.facts_of(self, options)

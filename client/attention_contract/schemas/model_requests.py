@@ -3,33 +3,42 @@
 Notation as in ``attention``; V is the size of the vocabulary.
 """
 
-from typing import Annotated, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
+from attention_contract.arrow_tables import TableRows
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
-from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Select, Taps
+from attention_contract.schemas.analyses.integrated_gradients import IntegratedCompleteness, IntegratedGradients
+from attention_contract.schemas.analyses.probes import ProbeScores, Watch
+from attention_contract.schemas.attention import MAX_TAPS, Select, Taps, TokenLabels, WeightsSelect
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.models import LayerRef, LayerTap
 from attention_contract.schemas.prompts import MAX_TEXTS, ModelInput, ModelReply, Text
+from attention_contract.schemas.text_positions import TokenPositions, position_count
 from attention_contract.schemas.weights import (
+    BY_KEY,
+    CandidatesByText,
     ClassName,
     HeadStatistics,
     Normalization,
+    PairsByText,
     StatisticName,
     TopKeys,
     WeightsDifferences,
+    check_narrowing,
 )
 from attention_contract.tensors import AnyNumber, BoolArray, FloatArray, IntArray
 
 MAX_PREDICTED: Final = 16_384
 """Predictions and tokens named in them, of all texts of a request."""
-ModelTap = LayerTap | Literal["logits", "pooled"]
+ModelTap = LayerTap | Literal["embeddings", "logits", "pooled"]
 _OF_ALL: Final = frozenset({"logits", "pooled", "tokens", "embeddings"})
 """Returned tensors that no layer has."""
-_WHOLE_TAPS: Final = _OF_ALL | {"hidden", "output"}
+_WHOLE_TAPS: Final = _OF_ALL | {"hidden", "mlp", "output"}
 """Returned tensors that ``select`` does not narrow."""
 
 
@@ -37,14 +46,17 @@ class ModelForwardRequest(ModelInput):
     """Run a whole model, and return its predictions and any taps of any layers."""
 
     return_: Listed[ModelTap] = Field(default_factory=list, alias="return", max_length=MAX_TAPS)
-    """Taps of the attention of each layer, as ``taps`` of the layers of a model names them; ``hidden``, the output of
-    each layer; ``logits``, for all tokens of the vocabulary; ``pooled``, one vector for each image."""
+    """Taps of the attention of each layer, as ``taps`` of the layers of a model names them; ``mlp``, what the MLP of
+    each layer adds; ``hidden``, the output of each layer; ``embeddings`` of the model; ``logits``, for all tokens of
+    the vocabulary; ``pooled``, one vector for each image."""
     select: Select | None = None
-    """The heads and queries of those taps, but for ``output``, ``hidden``, ``logits`` and ``pooled``; default: all."""
-    positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
-    """The positions of the tokens whose predictions are returned, negative ones counted from the end; default: the
-    last; of a model that classifies tokens all, and of one that finds an answer in a text the likeliest first and last
-    token of it. At most 16,384 predictions and tokens named in them: texts · positions · (1 + ``top_k``)."""
+    """The heads and queries of those taps, but for ``output``, ``mlp``, ``hidden``, ``embeddings``, ``logits`` and
+    ``pooled``; default: all."""
+    positions: TokenPositions | None = None
+    """The positions of the tokens whose predictions are returned, counted within each text, negative ones from its end;
+    default: the last; of a model that classifies tokens all, and of one that finds an answer in a text the likeliest
+    first and last token of it. A list of lists has one for each text, all of the same length. At most 16,384
+    predictions and tokens named in them: texts · positions · (1 + ``top_k``)."""
     top_k: int = Field(default=5, ge=0, le=1024)
     """The number of most likely tokens to return for each prediction; 0 for none."""
     average_heads: bool = False
@@ -52,8 +64,26 @@ class ModelForwardRequest(ModelInput):
     compare: Literal["unedited", "base"] | None = None
     """``unedited``: also run the model without the edits. ``base``, of a model with an adapter: also run its base,
     with the same edits. Predictions show both runs, and ``divergence`` compares them."""
+    watch: Listed[Watch] = Field(default_factory=list, max_length=16)
+    """Linear probes that score every token."""
     keep: bool = False
     """Store the run as a recording: weights, the returned taps and hidden states."""
+    likelihood: Literal["masked"] | None = None
+    """``masked``, of a masked model: mask each token of each text in turn, but for special tokens, and return
+    ``likelihood`` in place of predictions."""
+
+    @model_validator(mode="after")
+    def _likelihood_alone(self) -> "ModelForwardRequest":
+        if self.likelihood is None:
+            return self
+        default = type(self).model_fields["top_k"].default
+        given = {"return": self.return_, "positions": self.positions, "compare": self.compare, "keep": self.keep}
+        for name, value in (given | {"answer": self.answer, "top_k": self.top_k not in {0, default}}).items():
+            if value:
+                raise at_fault(
+                    name, "a likelihood is made by many passes, and nothing else of them is told; leave it out"
+                )
+        return self
 
     @model_validator(mode="after")
     def _narrows_something(self) -> "ModelForwardRequest":
@@ -70,14 +100,49 @@ class ModelForwardRequest(ModelInput):
         return self
 
     @model_validator(mode="after")
+    def _watches_alone(self) -> "ModelForwardRequest":
+        if self.watch and self.likelihood is not None:
+            raise at_fault("watch", "likelihoods are of masked copies of a text; leave it out")
+        for at, watch in enumerate(self.watch):
+            for name in ("stop", "prompt"):
+                if getattr(watch, name):
+                    raise at_fault(f"watch.{at}.{name}", "nothing is generated here; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _few_predictions(self) -> "ModelForwardRequest":
-        positions = len(self.positions or [-1])
+        positions = position_count(self.positions) or 1
         if (count := self.inputs * positions * (1 + self.top_k)) > MAX_PREDICTED:
             raise at_fault(
                 "top_k" if self.positions is None else "positions",
                 f"expected at most {MAX_PREDICTED} predictions and tokens named in them; got {count}: {self.inputs} "
                 f"texts, {positions} positions, 1 + {self.top_k} tokens. Ask in parts, or with a smaller top_k",
             )
+        return self
+
+
+class NamedSpan(WireModel):
+    """A part of a text by its place: messages, characters or tokens, of which it has exactly one.
+
+    Its tokens are those whose last character is in it. Layers whose keys are no tokens of the text have none of them.
+    """
+
+    name: ClassName
+    messages: Annotated[Listed[Index], Field(min_length=1, max_length=1024)] | None = None
+    """Indices of messages, counted from 0: the tokens of their contents."""
+    characters: tuple[Index, Index] | None = None
+    """First and last (exclusive) character of the text, or of the conversation as the chat template writes it."""
+    tokens: tuple[Index, Index] | None = None
+    """First and last (exclusive) token, special ones included and padding left out."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "NamedSpan":
+        given = [name for name in ("messages", "characters", "tokens") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise at_fault(given[1] if given else "messages", "expected one of messages, characters and tokens")
+        for name in ("characters", "tokens"):
+            if (ends := getattr(self, name)) is not None and ends[0] >= ends[1]:
+                raise at_fault(name, f"expected a first before a last; got {ends[0]} and {ends[1]}")
         return self
 
 
@@ -90,6 +155,23 @@ class TokenStatisticOptions(WireModel):
     """First keys that ``sink_share`` counts."""
     token_classes: dict[ClassName, Listed[int]] = Field(default_factory=dict, max_length=64)
     """Token ids by name: the class has the keys with one of these tokens."""
+    spans: Listed[NamedSpan] = Field(default_factory=list, max_length=64)
+    """Parts of each text by their places: ``classes`` has the share of each. Of a generation, parts of the prompt."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "TokenStatisticOptions":
+        names = [*self.token_classes, *getattr(self, "passages", ())]
+        for span in self.spans:
+            if span.name in names:
+                raise at_fault("spans", f"the name {span.name!r} is taken; give each class its own")
+            names.append(span.name)
+        return self
+
+
+def check_spans(options: TokenStatisticOptions, statistics: Sequence[str] | None) -> None:
+    """Raise an error of validation for spans without the statistic that tells of them."""
+    if options.spans and "classes" not in (statistics or ()):
+        raise at_fault("statistics", "spans are told of by the statistic classes; add it, or leave spans out")
 
 
 Passage = Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
@@ -107,20 +189,37 @@ class ModelStatisticOptions(TokenStatisticOptions):
     """Parts of the text by name: the class has the keys of this part."""
     needle: Passage | None = None
     """The part of the text of which ``retrieval`` counts the tokens that an answer copies."""
+    pairs: PairsByText | None = None
+    """The ``[query, key]`` of ``pairs``: a list for each text, or one list for all. They count the tokens of a text
+    from 0, special ones included and padding left out. Queries are those of the layer, of a cross-attention the
+    decoder's, and keys those of the layer, of a cross-attention the encoder's."""
+    candidates: CandidatesByText | None = None
+    """The keys among which ``pairs`` looks for the first of a query: a list for each text, or one list for all.
+    Default: all keys of the text."""
 
     @property
     def names_text(self) -> bool:
+        """True if it names parts of the text by their characters."""
+        return self.needle is not None or bool(self.passages) or any(span.tokens is None for span in self.spans)
+
+    @property
+    def names_parts(self) -> bool:
         """True if it names parts of the text."""
-        return self.needle is not None or bool(self.passages)
+        return self.names_text or bool(self.spans)
 
 
-class ModelWeightsRequest(ModelInput):
-    """Ask for the attention weights of every layer of a whole model."""
+class ModelWeightsRequest(TokenLabels, ModelInput):
+    """Ask for the attention weights of every layer of a whole model.
+
+    The labels take the place of the tokens in a picture of the reply, and are as many as each layer in the reply has
+    keys, and queries. Those of the queries are by default those of the keys, if both are the same tokens.
+    """
 
     top_k: int = Field(default=0, ge=0, le=1024)
     """The number of most attended keys to name for each query; 0 for none."""
-    select: Select | None = None
-    """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
+    select: WeightsSelect | None = None
+    """Return the weights of these heads, queries and keys. ``top_k`` covers the same selection, and names keys by their
+    index among all; ``pool`` takes no selected keys; the statistics cover all."""
     return_weights: bool = True
     """False omits the weights; the reply then has only statistics and top keys."""
     pool: int | None = Field(default=None, ge=2, lt=2**31)
@@ -129,13 +228,16 @@ class ModelWeightsRequest(ModelInput):
     """Return the weights averaged over the (selected) heads, without the head dimension."""
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
     """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position; of implicit
-    weights without ``normalize``, max_weight alone."""
+    weights without ``normalize``, and with ``apc``, max_weight alone."""
     statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
     """Settings of the statistics: an object with ``window`` and ``sinks``, in tokens; ``token_classes``, lists of token
-    ids by name; ``passages``, parts of the text by name; and ``needle``, the part that ``retrieval`` counts."""
+    ids by name; ``passages`` and ``spans``, parts of the text by name; ``needle``, the part that ``retrieval`` counts;
+    ``pairs`` and ``candidates``, indices of tokens."""
     normalize: Normalization | None = None
-    """``absolute``: compute the statistics of the shares |w| / Σ|w| of each query. All statistics but ``max_weight``
-    need it for layers with implicit weights; ``layers`` that are ``all`` leave these layers out without it."""
+    """``absolute``: compute the statistics of the shares |w| / Σ|w| of each query. All statistics but ``max_weight``,
+    ``received`` and ``pairs`` need it for layers with implicit weights; ``layers`` that are ``all`` leave these layers
+    out without it. ``apc``: return everything of w + wᵀ with the average product correction, of layers whose queries
+    and keys are the same tokens, as for a module."""
     compare: Literal["unedited", "base"] | None = None
     """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
     the same input of the layer. ``base``, of a model with an adapter: also return ``base``, the results of its base for
@@ -145,12 +247,8 @@ class ModelWeightsRequest(ModelInput):
 
     @model_validator(mode="after")
     def _narrows_something(self) -> "ModelWeightsRequest":
-        if self.average_heads and not self.return_weights:
-            raise at_fault("average_heads", "it averages returned weights; leave return_weights or it out")
-        if self.select is not None and not (self.return_weights or self.top_k or self.pool):
-            raise at_fault(
-                "select", "it narrows returned weights, top_k and pool, and the statistics cover all; leave it out"
-            )
+        check_narrowing(self)
+        check_spans(self.statistic_options, self.statistics)
         return self
 
 
@@ -173,7 +271,10 @@ class PredictedLogit(WireModel):
 
 
 class GivenAnswer(WireModel):
-    """The log-probability of a given ``answer``, of the last message of the assistant, or of a ``target``."""
+    """The log-probability of a given ``answer``, of the last message of the assistant, or of a ``target``.
+
+    Of a masked model, that of the answer in place of its mask tokens: Σ log p of each, with all of them masked.
+    """
 
     answer: Literal["sum", "mean"]
     """The sum over its tokens, or the mean."""
@@ -187,7 +288,7 @@ class GivenUpstream(WireModel):
 
 
 ModelGradient = Literal[
-    "tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "gate", "output"
+    "tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "gate", "output", "mlp"
 ]
 
 
@@ -205,16 +306,22 @@ class ModelGradientsRequest(ModelInput):
     the last position."""
     wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
     """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
-    layer: ``hidden``, the state after the layer, before the final norm, and the taps of its attention."""
+    layer: ``hidden``, the state after the layer, before the final norm, ``mlp``, what its MLP adds, and the taps of its
+    attention."""
     select: Select | None = None
-    """The heads and queries of the returned gradients of taps, but for ``hidden`` and ``output``."""
+    """The heads and queries of the returned gradients of taps, but for ``hidden``, ``mlp`` and ``output``."""
     by_head: bool = True
     """Return ``heads``: Σ gradient · context of each head, the first-order effect of removing it."""
-    integrated: int | None = Field(default=None, ge=2, le=512)
-    """The number of steps of integrated gradients for ``tokens`` and ``embeddings``, from a baseline of zeros. Source:
-    Sundararajan et al. 2017."""
+    integrated: Annotated[int, Field(ge=2, le=512)] | IntegratedGradients | None = None
+    """Integrated gradients for ``tokens`` and ``embeddings``: the number of steps from a baseline of zeros, or an
+    object with ``steps``, ``rule`` and ``baseline``. Source: Sundararajan et al. 2017."""
     check: bool = False
     """Compare with central differences in float64 along random directions."""
+
+    @property
+    def path(self) -> IntegratedGradients | None:
+        """The path of integrated gradients, if they are asked for."""
+        return IntegratedGradients(steps=self.integrated) if isinstance(self.integrated, int) else self.integrated
 
     @model_validator(mode="after")
     def _narrows_something(self) -> "ModelGradientsRequest":
@@ -260,19 +367,30 @@ class Prediction(WireModel):
 
 
 class AnswerToken(WireModel):
-    """One token of a given answer."""
+    """One token of a given answer, or of a text whose tokens are masked in turn."""
 
     position: int
     token: str
     id: int
     logprob: AnyNumber
-    """log p of the token after those before it."""
+    """log p of the token after those before it; of a masked token, beside all others."""
     rank: int
     """The number of tokens that were more likely."""
     unedited_logprob: IfRequested[AnyNumber] = ABSENT
     """With ``compare``."""
     base_logprob: IfRequested[AnyNumber] = ABSENT
     """With ``compare: "base"``, in its place."""
+
+
+class TextLikelihood(WireModel):
+    """The pseudo log-likelihood of one text by a masked model. Source: Salazar et al. 2020."""
+
+    tokens: list[AnswerToken]
+    """Each token that is no special one, masked alone."""
+    sum: AnyNumber
+    """Σ log p of these tokens."""
+    mean: AnyNumber
+    """``sum`` by the number of tokens; exp(−mean) is the pseudo perplexity."""
 
 
 Answers = list[AnswerToken] | list[list[AnswerToken]]
@@ -293,6 +411,8 @@ class LayerTaps(Taps):
     chosen: IfRequested[BoolArray] = ABSENT
     """``[B, Lq, Lk]``: true for a key that the query may look at: the masks allow it, and the choice keeps it. The
     weight of another key is 0 since it was not looked at."""
+    mlp: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``: what the MLP of the layer adds to the states, of experts the sum."""
     hidden: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: the state after the layer that has this attention, before the final norm;
     ``[B, L, streams, d_model]`` with hyper-connections."""
@@ -308,13 +428,21 @@ class ModelForwardReply(ModelReply):
     or it chooses one of several texts, by their numbers. Null for a model without a prediction head."""
     predictions: list[Prediction] = Field(default_factory=list)
     answer: IfRequested[Answers] = ABSENT
-    """The tokens of a given answer with their log-probabilities, of a model that predicts the next token."""
+    """The tokens of a given answer with their log-probabilities, of a model that predicts the next token; of a masked
+    model, in place of the mask tokens."""
+    likelihood: IfRequested[TextLikelihood | list[TextLikelihood]] = ABSENT
+    """With ``likelihood``; of several texts one for each."""
     logits: IfRequested[FloatArray] = ABSENT
     """``[B, positions, V]``: for the requested positions."""
     embeddings: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``: what the table of tokens returns, before positions, types and norms (``inputs_embeds`` of
+    transformers). If images or sounds can enter, the input of the first layer."""
+    entered: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: the input of the first layer, with ``hidden``."""
     pooled: IfRequested[FloatArray] = ABSENT
     """``[B, width]``: the vector of each image, after the model's projection if it has one."""
+    watched: IfRequested[list[ProbeScores]] = ABSENT
+    """The scores by each probe of ``watch``, in their order."""
     layers: list[LayerTaps] = Field(default_factory=list)
     """The layers in the order asked, if taps are returned."""
 
@@ -346,6 +474,20 @@ class ModelWeightsReply(ModelReply, DrawableReply):
 
     layers: list[LayerWeights]
 
+    def to_table(self) -> Any:
+        """Return the statistics as a ``pyarrow.Table``: a row for each layer, text and head.
+
+        Columns: those of ``WeightsReply.to_table`` and ``layer``, which is text if the model has several stacks; with
+        ``compare: "base"``, ``base.entropy``. Needs the extra ``tables``. Raises ImportError.
+        """
+        rows = TableRows()
+        for layer in self.layers:
+            differences = None if layer.differences is None else layer.differences.statistics
+            base = None if layer.base is None else layer.base.statistics
+            of_layer = {"": layer.statistics, "differences.": differences, "base.": base}
+            rows.add_heads({"text": 0, "layer": layer.layer}, of_layer, BY_KEY)
+        return rows.table()
+
 
 class LayerGradients(WireModel):
     """Gradients of one layer."""
@@ -354,7 +496,7 @@ class LayerGradients(WireModel):
     heads: IfRequested[FloatArray] = ABSENT
     """``[B, H]``: Σ ∂L/∂context · context of each head. Source: Michel et al. 2019, without the absolute value."""
     heads_normed: IfRequested[bool] = ABSENT
-    """True with ``heads`` of a layer in which each head has a norm right behind its context, such as a gated delta net.
+    """True with ``heads`` of a layer in which each head has a norm right after its context, such as a gated delta net.
     L does not depend on the size of such a context, so ``heads`` are 0 up to rounding and the norm's ε. They do not
     say that the heads do nothing: ask for effects of edits that remove them."""
     gradients: dict[str, FloatArray] = Field(default_factory=dict)
@@ -373,11 +515,13 @@ class ModelGradientsReply(ModelReply):
     answer: IfRequested[Answers] = ABSENT
     """The tokens of the given answer, if L is its log-probability."""
     tokens: IfRequested[FloatArray] = ABSENT
-    """``[B, L]``: gradient · embedding of each input token; with ``integrated``, they sum to L minus L at the
-    baseline."""
+    """``[B, L]``: gradient · embedding of each input token; with ``integrated`` gradient · (embedding − baseline),
+    which sum to L minus L at the baseline."""
     embeddings: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``"""
     baseline: IfRequested[FloatArray] = ABSENT
     """``[B]``: L at the baseline, with ``integrated``."""
+    completeness: IfRequested[IntegratedCompleteness] = ABSENT
+    """The accuracy of the path, with ``integrated``."""
     layers: list[LayerGradients] = Field(default_factory=list)
     check: IfRequested[dict[str, GradientCheck]] = ABSENT

@@ -19,6 +19,13 @@ LayerRef = Index | StackLayer
 """``3``, or ``"decoder.3"`` in a model of several stacks."""
 LayerKey = Annotated[str, Field(pattern=r"^([a-z_]{1,32}\.)?\d{1,4}$")]
 """The same as the key of an object: ``"3"`` or ``"decoder.3"``."""
+EditedKey = Annotated[str, Field(pattern=r"^(embeddings|([a-z_]{1,32}\.)?\d{1,4})$")]
+"""A layer whose edits an object holds, or ``"embeddings"`` for those of the model's embeddings."""
+
+
+def layer_of(key: str) -> LayerRef:
+    """Return the layer of a key: 3 for ``"3"``, and ``"decoder.3"`` as it is."""
+    return int(key) if key.isdecimal() else key
 
 
 class LoadModel(WireModel):
@@ -46,10 +53,11 @@ def default_model_name(checkpoint: str) -> str:
 
 KeysOf = Literal["tokens", "compressed", "decoder + encoder", "windows"]
 LayerKind = Literal["attention", "linear", "state_space"]
-LayerTap = Tap | Literal["gate", "index_scores", "chosen", "hidden"]
-"""The taps of a layer of a model: those of its attention, and ``hidden``, the state after the layer, before the
-final norm. ``gate`` is what a gated attention multiplies its context by. An attention that chooses keys has
-``index_scores``, by which its indexer chooses, and ``chosen``, the keys that a query may look at."""
+LayerTap = Tap | Literal["gate", "index_scores", "chosen", "mlp", "hidden"]
+"""The taps of a layer of a model: those of its attention; ``mlp``, what its MLP adds to the states, of experts the sum;
+and ``hidden``, the state after the layer, before the final norm. ``gate`` is what a gated attention multiplies its
+context by. An attention that chooses keys has ``index_scores``, by which its indexer chooses, and ``chosen``, the keys
+that a query may look at."""
 
 
 class ModelLayer(WireModel):
@@ -126,6 +134,9 @@ class ModelInfo(WireModel):
     """Requests that wait until others have their answers, or until the model is loaded."""
     max_length: int | None = None
     """The largest number of tokens, if the model has a limit."""
+    edits: list[Literal["embeddings"]] = Field(default_factory=list)
+    """The keys of ``edits`` besides its layers: ``embeddings`` if what its table of tokens returns, or what enters the
+    first layer of a model of images or sounds, can be edited; known once the model is resident."""
     layers: list[ModelLayer] = Field(default_factory=list)
     """Its attentions in the order in which they run, vision layers after those of text; known once the model is
     resident."""

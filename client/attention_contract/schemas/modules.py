@@ -167,7 +167,8 @@ class Source(WireModel):
     part: Literal["self", "cross"]
     stack: Stack | None = None
     ignored: list[str] = Field(default_factory=list)
-    """Tensors of the layer that the import ignored, because config.json excludes them."""
+    """Tensors of the layer that the import ignored, because config.json excludes them; and an adapter that lies beside
+    its base, with the ``adapter`` of a request that merges it."""
     quantized: str | None = None
     """The form that weights of the layer were unpacked from, such as ``GPTQ int4``."""
 

@@ -5,14 +5,17 @@ that change nothing here are accepted. A field that would change the answer and 
 value that changes nothing.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from attention_contract.arrow_tables import TableRows
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
-from attention_contract.schemas.attention import MAX_INDICES
-from attention_contract.schemas.model_requests import TokenStatisticOptions
+from attention_contract.schemas.analyses.probes import StopReason, Watch
+from attention_contract.schemas.attention import MAX_INDICES, VectorId
+from attention_contract.schemas.model_requests import TokenStatisticOptions, check_spans
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import (
     MAX_TEXT,
@@ -30,12 +33,14 @@ from attention_contract.schemas.prompts import (
 )
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.schemas.text_similarity import Pooling
-from attention_contract.schemas.weights import HeadStatistics, StatisticName, TopKeys
+from attention_contract.schemas.weights import BY_KEY, HeadStatistics, StatisticName, TopKeys
 from attention_contract.tensors import AnyNumber, FloatArray
 
 MAX_NEW_TOKENS: Final = 1_048_576
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
+MAX_NAMED: Final = 256
+"""Tokens that a request names at each position."""
 Ignored = Any
 """A field that is accepted and changes nothing."""
 Refused = Any
@@ -45,6 +50,38 @@ TokenText = Annotated[str, Field(pattern=r"^\d{1,10}$")]
 FinishReason = Literal["stop", "length"]
 """``stop``: the model ended, or a stop text came. ``length``: as many tokens as asked for, or as the caller's deadline
 left time for."""
+
+
+class Steering(WireModel):
+    """A steering vector that is added to the states behind layers."""
+
+    vector: VectorId | None = None
+    id: VectorId | None = None
+    """The same as ``vector``."""
+    scale: float = Field(default=1.0, allow_inf_nan=False)
+    """The number by which it is multiplied."""
+    layers: Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] | None = None
+    """The layers behind which it is added; default: all that it has directions of."""
+    layer: LayerRef | None = None
+    """The only one of them."""
+
+    @model_validator(mode="after")
+    def _one_spelling(self) -> "Steering":
+        if (self.vector is None) == (self.id is None):
+            raise at_fault("vector", "expected the id of a vector, once: as vector, or as id")
+        if self.layers is not None and self.layer is not None:
+            raise at_fault("layer", "it takes the place of layers; leave one of the two out")
+        return self
+
+    @property
+    def named(self) -> str:
+        """The id of the vector."""
+        return self.vector or self.id or ""
+
+    @property
+    def behind(self) -> list[LayerRef] | None:
+        """The layers behind which it is added; None for all."""
+        return self.layers if self.layer is None else [self.layer]
 
 
 class AttentionOfTokens(WireModel):
@@ -63,8 +100,24 @@ class AttentionOfTokens(WireModel):
     """Return the weights themselves: a number for each head and key."""
     edits: EditsByLayer = Field(default_factory=dict)
     """Edits by layer, each in the form of edits of a module. ``queries`` and ``keys`` are positions of tokens."""
+    steer: Listed[Steering] = Field(default_factory=list, max_length=64)
+    """Steering vectors that are added to ``hidden``, the state behind each of their layers, after other edits."""
+    from_: Literal["prompt", "answer"] = Field(default="prompt", alias="from")
+    """The first tokens that are edited: those of the prompt, or the first generated one. ``answer`` leaves the prompt
+    as it is, with its keys and values."""
     keep: bool = False
     """Store the whole run as a recording. Needs one choice of one prompt."""
+    watch: Listed[Watch] = Field(default_factory=list, max_length=16)
+    """Linear probes that score each token, and may end the text. Beside them, no statistics are the default."""
+
+    @model_validator(mode="after")
+    def _begins_something(self) -> "AttentionOfTokens":
+        if self.from_ == "answer" and not any(self.edits.values()) and not self.steer:
+            raise at_fault(
+                "from", "it goes with edits or steer, whose first tokens it names; send some, or leave it out"
+            )
+        check_spans(self.statistic_options, self.statistics)
+        return self
 
 
 class StreamOptions(WireModel):
@@ -125,7 +178,7 @@ class DrawOptions(WireModel):
     stop_token_ids: Annotated[list[Index], Field(max_length=1024)] | None = None
     """Token ids that end a choice, besides those of the checkpoint."""
     ignore_eos: bool | None = None
-    """Go on behind the checkpoint's tokens that end a text."""
+    """Go on after the checkpoint's tokens that end a text."""
     logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     """Added to the logits of these token ids."""
 
@@ -152,10 +205,31 @@ class GenerationOptions(SamplingOptions):
     positions that the model has left, at most 4,096."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     """The choices for each prompt; default: 1."""
+    logprob_tokens: (
+        Annotated[
+            list[Index | Annotated[str, Field(min_length=1, max_length=256)]], Field(min_length=1, max_length=MAX_NAMED)
+        ]
+        | None
+    ) = None
+    """Tokens whose log-probabilities each position has behind those of the most likely tokens, with ``logprobs``: ids,
+    or texts that are one token."""
+    logprob_token_ids: Annotated[list[Index], Field(min_length=1, max_length=MAX_NAMED)] | None = None
+    """The same by vLLM's name, as ids alone."""
     stream_options: StreamOptions | None = None
+
+    @property
+    def named_tokens(self) -> list[int | str]:
+        """The tokens whose log-probabilities are asked for by name."""
+        return [*(self.logprob_tokens or ()), *(self.logprob_token_ids or ())]
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GenerationOptions":
+        named = [name for name in ("logprob_tokens", "logprob_token_ids") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise at_fault(named[0], f"expected one of {' and '.join(named)}")
+        wanted = getattr(self, "logprobs", None)
+        if named and (wanted is None or wanted is False):
+            raise at_fault(named[0], "it needs logprobs")
         if self.stream_options is not None and not self.stream:
             raise at_fault("stream_options", "it applies to streams only; set stream")
         return self
@@ -212,6 +286,8 @@ class ChatCompletionRequest(GenerationOptions, ChatTemplateFields):
     """Return the log-probability of each token, before temperature, penalties and biases."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """The number of most likely tokens to return at each position, with ``logprobs``."""
+    add_special_tokens: bool | None = None
+    """True: the tokenizer adds its special tokens to those that the chat template writes."""
     audio: Refused = None
     function_call: Refused = None
     functions: Refused = None
@@ -262,6 +338,9 @@ class CompletionRequest(GenerationOptions):
     echo: bool | None = None
     """Begin each choice with its prompt; with ``logprobs``, with the log-probabilities of its tokens too, but for the
     first, which has none."""
+    add_special_tokens: bool | None = None
+    """False: the prompt has no special tokens, such as the one that begins a text, but those that it writes itself.
+    Default: the tokenizer adds its own. Token ids are taken as they are."""
     best_of: Refused = None
     suffix: Refused = None
 
@@ -269,6 +348,9 @@ class CompletionRequest(GenerationOptions):
     def _tells_something(self) -> "CompletionRequest":
         if self.max_tokens == 0 and not self.echo:
             raise at_fault("max_tokens", "expected 1 or more; 0 goes with echo alone")
+        first = self.prompt[0] if isinstance(self.prompt, list) else self.prompt
+        if self.add_special_tokens and not isinstance(first, str):
+            raise at_fault("add_special_tokens", "token ids are taken as they are; send texts, or leave it out")
         return self
 
 
@@ -286,6 +368,9 @@ class EmbeddingRequest(OpenAIRequest):
     """``base64``: little-endian float32."""
     dimensions: int | None = Field(default=None, ge=1, lt=2**31)
     """Keep the first numbers of each vector, scaled to length 1: for models that were trained for it."""
+    normalize: bool | None = None
+    """False: vectors as they are before they are scaled to length 1; true: scaled. Default: as the checkpoint says, and
+    scaled with ``dimensions``."""
     pooling: Pooling | None = None
     """The way from the states of tokens to a vector, in place of the checkpoint's."""
     prompt_name: str | None = Field(default=None, max_length=256)
@@ -301,7 +386,7 @@ class TokensAttention(WireModel):
     """``[H]`` each."""
     top_keys: IfRequested[TopKeys] = ABSENT
     """``[H, k]``: positions of tokens and their weights. In a layer with other keys (``keys`` in the model's layers),
-    these have the positions behind the tokens: spans in their order, or the prompt of the encoder."""
+    these have the positions after the tokens: spans in their order, or the prompt of the encoder."""
     weights: IfRequested[FloatArray] = ABSENT
     """``[H, position]``: the weights of all tokens before this one."""
 
@@ -317,6 +402,8 @@ class GeneratedToken(WireModel):
     """The seconds of the frame that the alignment heads looked at most, in the mean, when they chose the token, if
     the text is written down from a sound."""
     layers: list[TokensAttention]
+    scores: IfRequested[dict[str, float]] = ABSENT
+    """The score of the state that chose the token, at the previous position, by each probe of ``watch``."""
 
 
 class TokenLogprob(WireModel):
@@ -334,6 +421,7 @@ class ChosenLogprob(TokenLogprob):
     """The log-probability of a chosen token, and the most likely tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
+    """The most likely tokens, and behind them those of ``logprob_tokens`` that are none of these."""
 
 
 class ChatLogprobs(WireModel):
@@ -353,8 +441,8 @@ class CompletionLogprobs(WireModel):
     token_logprobs: list[AnyNumber | None]
     """Null for the first token of a prompt, with ``echo``."""
     top_logprobs: list[dict[str, AnyNumber] | None] | None = None
-    """The most likely tokens of each place and the chosen one. A token that has the text of another is named as the
-    vocabulary has it."""
+    """The most likely tokens of each place, those of ``logprob_tokens``, and the chosen one. A token that has the text
+    of another is named as the vocabulary has it."""
 
 
 class AssistantMessage(WireModel):
@@ -370,6 +458,10 @@ class _Choice(WireModel):
     finish_reason: FinishReason | None = None
     """Null in all pieces of a stream but the last."""
     attention: IfRequested[list[GeneratedToken]] = ABSENT
+    stop_reason: IfRequested[StopReason] = ABSENT
+    """The probe of ``watch`` that ended the text; ``finish_reason`` is then ``stop``."""
+    prompt_scores: IfRequested[dict[str, list[float]]] = ABSENT
+    """The scores of the prompt's tokens by each probe of ``watch`` with ``prompt``, beside the first token."""
 
 
 class ChatChoice(_Choice):
@@ -448,7 +540,24 @@ class _Generated(WireModel):
     """Beside ``usage``."""
 
 
-class ChatCompletion(_Generated):
+class _WholeAnswer(_Generated):
+    def to_table(self, heads: Sequence[int] | None = None) -> Any:
+        """Return the attention of the tokens as a ``pyarrow.Table``: a row for each choice, token, layer and head.
+
+        Columns: ``choice``, ``position``, ``token``, ``id``, ``begin_s`` and ``end_s`` of a sound, ``scores.ID`` of a
+        probe, ``layer`` (text if the model has several stacks), ``head``; a number for each statistic, as in
+        ``classes.names`` for a class; lists ``received``, ``top_keys``, ``top_weights`` and ``weights``. ``heads``: the
+        numbers of the heads, by default those of the request. Needs the extra ``tables``. Raises ImportError.
+        """
+        rows = TableRows()
+        choices: list[_Choice] = getattr(self, "choices")  # noqa: B009 - each kind has its own
+        for choice in choices:
+            for token in choice.attention or ():
+                _add_token(rows, choice.index, token, heads or self.request_names.heads)
+        return rows.table()
+
+
+class ChatCompletion(_WholeAnswer):
     """The answers to a conversation."""
 
     object: Literal["chat.completion"] = "chat.completion"
@@ -462,11 +571,24 @@ class ChatCompletionChunk(_Generated):
     choices: list[ChatPiece]
 
 
-class Completion(_Generated):
+class Completion(_WholeAnswer):
     """The continuations of prompts, or a piece of them in a stream."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
+
+
+def _add_token(rows: TableRows, choice: int, token: GeneratedToken, heads: Sequence[int] | None) -> None:
+    columns: dict[str, Any] = {"choice": choice, "position": token.position, "token": token.token, "id": token.id}
+    columns |= dict(zip(("begin_s", "end_s"), token.seconds or (), strict=False))
+    columns |= {f"scores.{name}": score for name, score in (token.scores or {}).items()}
+    if not token.layers:
+        rows.add(1, columns)
+    for layer in token.layers:
+        lists = {"weights": layer.weights}
+        if layer.top_keys is not None:
+            lists |= {"top_keys": layer.top_keys.keys, "top_weights": layer.top_keys.weights}
+        rows.add_heads(columns | {"layer": layer.layer}, {"": layer.statistics}, BY_KEY, heads, lists)
 
 
 class Embedding(WireModel):
@@ -489,7 +611,7 @@ class Embeddings(WireModel):
 
 
 _LOOK: Final[dict[str, Any]] = {"max_tokens": 4, "temperature": 0, "attention": {"layers": [0], "top_k": 2}}
-EXAMPLE_TEXT: Final[dict[str, Any]] = {"model": "tiny", "prompt": "the cat sat on the", **_LOOK}
+EXAMPLE_COMPLETION: Final[dict[str, Any]] = {"model": "tiny", "prompt": "the cat sat on the", **_LOOK}
 EXAMPLE_CHAT: Final[dict[str, Any]] = {
     "model": "tiny", "messages": [{"role": "user", "content": "Who sat on the mat?"}], **_LOOK,
 }  # fmt: skip

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.attention import MAX_EDITS, Edit
-from attention_contract.schemas.models import LayerKey, LayerRef
+from attention_contract.schemas.models import EditedKey, LayerKey, LayerRef
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.tensors import Encoding
 
@@ -27,6 +27,8 @@ MAX_TOKENS: Final = 1_048_576
 """Tokens of one text."""
 MAX_MODEL_EDITS: Final = 1024
 """Edits of one request to a model."""
+EMBEDDINGS: Final = "embeddings"
+"""The key of edits of the model's embeddings, and their tap."""
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
 TokenIds = Annotated[list[Index], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 
@@ -41,6 +43,13 @@ def _check_layers(layers: Literal["all"] | list[LayerRef]) -> Literal["all"] | l
 def _check_edits(edits: dict[str, list[Edit]]) -> dict[str, list[Edit]]:
     if (count := sum(map(len, edits.values()))) > MAX_MODEL_EDITS:
         raise ValueError(f"expected at most {MAX_MODEL_EDITS} edits of all layers; got {count}")
+    for key, stated in edits.items():
+        for index, edit in enumerate(stated):
+            if (edit.tap == EMBEDDINGS) != (key == EMBEDDINGS):
+                raise at_fault(
+                    f"{key}.{index}.tap", "embeddings are those of the model: edits of them, and of nothing else, have "
+                    "the key embeddings in place of a layer"
+                )  # fmt: skip
     return edits
 
 
@@ -49,11 +58,12 @@ LayersInOrder = Annotated[
 ]
 """Layers, each once."""
 EditsByLayer = Annotated[
-    dict[LayerKey, Annotated[Listed[Edit], Field(max_length=MAX_EDITS)]],
+    dict[EditedKey, Annotated[Listed[Edit], Field(max_length=MAX_EDITS)]],
     Field(max_length=4096),
     AfterValidator(_check_edits),
 ]
-"""Edits of each layer, each in the form of edits of a module: at most 256 of a layer, and 1,024 in all."""
+"""Edits of each layer, each in the form of edits of a module, and of the ``embeddings``: at most 256 of a layer, and
+1,024 in all."""
 
 
 class ImageBytes(WireModel):
@@ -242,8 +252,9 @@ class ModelInput(ChatTemplateFields):
     """A conversation. The checkpoint's chat template formats it, up to the beginning of the model's answer; or, if the
     last message is the assistant's, with that as a given answer."""
     answer: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
-    """A given continuation of ``text``: replies tell its log-probability, which ``gradients`` differentiates. A list
-    has one for each text; one text, or one answer, goes with every other."""
+    """A given continuation of ``text``: replies tell its log-probability, which ``gradients`` differentiates. Of a
+    masked model, the text in place of the mask tokens of ``text``, one for each of its tokens. A list has one for each
+    text; one text, or one answer, goes with every other."""
     target: Text | None = None
     """The text of the decoder, for a model with an encoder and a decoder; default: only its start token."""
     images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
@@ -331,7 +342,7 @@ class TokenLabelsReply(WireModel):
     """The tokens in readable form: without the tokenizer's own marks, and with bytes as text; bytes that are only a
     part of a character are written as ``\\xe2``. Patches of an image are ``[row,column]``; other tokens of an image
     encoder are ``CLS`` and ``register 0``. Frames of a sound are the second at which they begin, as in ``1.24 s``,
-    and patches of a spectrogram have their row behind it, as in ``1.24 s/3``."""
+    and patches of a spectrogram have their row after it, as in ``1.24 s/3``."""
     ids: list[int]
     """The token ids; for an encoder of images or sound, the positions of the tokens; −1 for a key that stands for
     several tokens, whose label is their first and last position, as in ``[4…7]``."""
@@ -350,7 +361,7 @@ class TokenLabelsReply(WireModel):
     """Left, top, right and bottom of each patch in pixels of the original image, after the rotation by its EXIF data.
     Null for padding."""
     seconds: IfRequested[list[tuple[float, float] | None]] = ABSENT
-    """The second of the sound at which each token begins, and at which it ends. Null behind the end of the sound."""
+    """The second of the sound at which each token begins, and at which it ends. Null after the end of the sound."""
 
 
 class ModelRan(WireModel):

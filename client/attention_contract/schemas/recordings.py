@@ -22,9 +22,9 @@ from attention_contract.json_reading import from_json
 from attention_contract.recording_tensors import (
     AXES,
     Indices,
-    Place,
     RecordedStack,
     Sliceable,
+    TensorPlace,
     place_of,
     take,
     take_pooled,
@@ -193,10 +193,10 @@ class RecordingInfo(RecordingFacts):
     value: IfRequested[FloatArray] = ABSENT
     """The requested tensor, or the requested part of it; null if none was requested."""
 
-    def placed(self, kind: str) -> dict[str, tuple[Place, tuple[int, ...]]]:
+    def placed(self, kind: str) -> dict[str, tuple[TensorPlace, tuple[int, ...]]]:
         """The place and the shape of each tensor of one kind, by the name of its attention or stack."""
-        found = ((place_of(tensor.name), tuple(tensor.shape)) for tensor in self.tensors)
-        return {place.layer: (place, shape) for place, shape in found if place is not None and place.kind == kind}
+        placed = ((place_of(tensor.name), tuple(tensor.shape)) for tensor in self.tensors)
+        return {place.layer: (place, shape) for place, shape in placed if place is not None and place.kind == kind}
 
 
 class RecordingSummary(WireModel):
@@ -295,7 +295,7 @@ def _indices(text: str | None, axis: str, size: int) -> Indices:
     return indices
 
 
-EXAMPLE: dict[str, Any] = {
+EXAMPLE_RECORDING: dict[str, Any] = {
     "model": "by hand",
     "text": "the cat",
     "created": "2026-01-01T00:00:00Z",

@@ -5,7 +5,7 @@ from html import escape
 from typing import Final
 
 from attention_contract.schemas.analyses.context import ContextReply
-from attention_pictures.context.highlights import TITLES, Piece, values_of, views, whole
+from attention_pictures.context.highlights import TITLES, PromptPiece, values_of, views, whole
 from attention_pictures.sign_colours import NEGATIVE, POSITIVE, STRONGEST, background
 
 _STYLE: Final = """
@@ -58,7 +58,7 @@ def context_svg(reply: ContextReply, measure: str) -> str:
     shapes: list[str] = []
     top = _MARGIN
     for view in views(reply, measure):
-        for heading in _wrapped([Piece(view.heading)]):
+        for heading in _wrapped([PromptPiece(view.heading)]):
             shapes.append(_text("".join(piece.text for piece in heading), 0, top, bold=True))
             top += _LINE
         for line in _wrapped(view.pieces):
@@ -77,14 +77,14 @@ def context_svg(reply: ContextReply, measure: str) -> str:
     )
 
 
-def _mark(piece: Piece) -> str:
+def _mark(piece: PromptPiece) -> str:
     if piece.strength is None:
         return escape(piece.text)
     colour, note = background(piece.strength), escape(piece.note)
     return f"<mark style='background:{colour}' title='{note}'>{escape(piece.text)}</mark>"
 
 
-def _shapes(piece: Piece, column: int, top: int) -> Iterator[str]:
+def _shapes(piece: PromptPiece, column: int, top: int) -> Iterator[str]:
     if piece.strength is not None:
         x, width = _MARGIN + column * _WIDTH, len(piece.text) * _WIDTH
         yield (
@@ -105,9 +105,9 @@ def _text(text: str, column: int, top: int, *, bold: bool = False, faint: bool =
     )
 
 
-def _wrapped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+def _wrapped(pieces: Sequence[PromptPiece]) -> Iterator[list[PromptPiece]]:
     """The pieces line by line: broken at spaces if a line is full, and where the prompt is."""
-    line: list[Piece] = []
+    line: list[PromptPiece] = []
     used = 0
     for piece in pieces:
         for number, part in enumerate(piece.text.replace("\t", "    ").split("\n")):

@@ -17,7 +17,7 @@ TITLES: Final[Mapping[str, str]] = {
 """The measures in the order in which one is chosen."""
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """A part of the prompt."""
 
     text: str
@@ -31,13 +31,13 @@ class View(NamedTuple):
     """The prompt for one sentence of the answer."""
 
     heading: str
-    pieces: list[Piece]
+    pieces: list[PromptPiece]
 
 
 def values_of(reply: ContextReply) -> dict[str, NDArray[np.float64]]:
     """Return the measures ``[S, A]`` of a reply by name: ablations as what is lost, so that more is more needed."""
     ablation = reply.ablation
-    found = {
+    measures = {
         "hidden": None if ablation is None else ablation.hidden,
         "removed": None if ablation is None else ablation.removed,
         "attention": reply.attention,
@@ -45,7 +45,9 @@ def values_of(reply: ContextReply) -> dict[str, NDArray[np.float64]]:
     }
     lost = {"hidden": -1.0, "removed": -1.0}
     return {
-        name: np.asarray(value, np.float64) * lost.get(name, 1.0) for name, value in found.items() if value is not None
+        name: np.asarray(value, np.float64) * lost.get(name, 1.0)
+        for name, value in measures.items()
+        if value is not None
     }
 
 
@@ -63,34 +65,34 @@ def chosen_measure(reply: ContextReply, measure: str | None = None) -> str:
 
 def whole(measure: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a measure ``[S]`` of the whole answer: the sum over its sentences, or of attention their mean."""
-    found: NDArray[np.float64] = values.mean(1) if measure == "attention" else values.sum(1)
-    return found
+    of_answer: NDArray[np.float64] = values.mean(1) if measure == "attention" else values.sum(1)
+    return of_answer
 
 
 def views(reply: ContextReply, measure: str) -> list[View]:
     """Return the prompt for the whole answer, and for each sentence of it if there are several."""
     values = values_of(reply)
     names = [each.text for each in reply.answer]
-    found = [
+    prompts = [
         View(reply.answer_text.strip(), _pieces(reply, {name: whole(name, x) for name, x in values.items()}, measure))
     ]
     if len(names) > 1:
-        found += [
+        prompts += [
             View(name, _pieces(reply, {key: x[:, at] for key, x in values.items()}, measure))
             for at, name in enumerate(names)
         ]
-    return found
+    return prompts
 
 
-def _pieces(reply: ContextReply, values: Mapping[str, NDArray[np.float64]], measure: str) -> list[Piece]:
+def _pieces(reply: ContextReply, values: Mapping[str, NDArray[np.float64]], measure: str) -> list[PromptPiece]:
     strongest = float(np.abs(values[measure]).max(initial=0.0)) or 1.0
     pieces, at = [], 0
     for index, source in enumerate(reply.sources):
         begin, end = source.span
         if begin > at:
-            pieces.append(Piece(reply.prompt[at:begin]))
+            pieces.append(PromptPiece(reply.prompt[at:begin]))
         numbers = ", ".join(f"{name} {x[index]:+.3g}" for name, x in values.items())
         strength = float(values[measure][index]) / strongest
-        pieces.append(Piece(reply.prompt[begin:end], strength, f"{source.name}: {numbers}"))
+        pieces.append(PromptPiece(reply.prompt[begin:end], strength, f"{source.name}: {numbers}"))
         at = end
-    return [*pieces, Piece(reply.prompt[at:])] if at < len(reply.prompt) else pieces
+    return [*pieces, PromptPiece(reply.prompt[at:])] if at < len(reply.prompt) else pieces

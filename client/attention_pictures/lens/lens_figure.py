@@ -33,9 +33,9 @@ _ABOUT: Final = {
 def lens_figure(reply: ModelLensReply, options: PictureOptions, names: Names) -> Figure:
     """Draw a lens: layers or heads down, tokens across. Of more tokens than fit, the last ones are drawn."""
     text = sequence_of(options, len(reply.labels) if isinstance(reply.labels, list) else None)
-    grid = grid_of(reply, text)
+    grid = grid_of(reply, text, names.keys)
     rows = grid.rows[:MOST_ROWS]
-    width, height = options.width / options.dpi, len(rows) * _ROW_IN
+    width, height = options.inches, len(rows) * _ROW_IN
     row_ticks = token_labels.ticks(rows, len(rows), 1, height, across=False, most_width=0.2 * width)
     left = row_ticks.depth + _AXIS_IN + EDGE_IN
     most_in = width - left - BAR_IN - EDGE_IN

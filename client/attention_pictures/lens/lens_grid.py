@@ -1,5 +1,6 @@
 """The rows, columns and cells of a lens, for its figure and for a notebook."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.analyses.lenses import LensPart, LensReading, ModelLensReply
 from attention_pictures.pooled_cells import Numbers
+from attention_pictures.token_labels import labels_in_place
 
 ORDER: tuple[LensPart, ...] = ("hidden", "output", "heads")
 """The parts of a reply, the one that is drawn first."""
@@ -35,18 +37,21 @@ class LensGrid:
         return "head" if self.part == "heads" else "layer"
 
 
-def grid_of(reply: ModelLensReply, text: int | None) -> LensGrid:
+def grid_of(reply: ModelLensReply, text: int | None, labels: Sequence[str] | None = None) -> LensGrid:
     """The cells of the first part that a reply has, of one text; None for a reply about one.
 
+    ``labels``: one for each token of the text, in place of the tokens.
+
     Their colours are the probabilities of hidden states; of contributions the logit of the first target, or the
-    difference of two, and without targets the largest logit. Raises InvalidRequest for a reply without readings.
+    difference of two, and without targets the largest logit. Raises InvalidRequest for a reply without readings, and
+    for another number of labels.
     """
     part = next((each for each in ORDER if any(getattr(layer, each) is not None for layer in reply.layers)), None)
     if part is None:
         raise InvalidRequest.at("layers", "a picture of a lens needs at least one layer that has a reading")
     positions: Any = reply.positions
     places = positions if text is None else positions[text]
-    tokens = reply.labels_of(text or 0).tokens
+    tokens = labels_in_place([shown(token) for token in reply.labels_of(text or 0).tokens], labels)
     rows: list[str] = []
     words: list[list[str]] = []
     values: list[Numbers] = []
@@ -55,13 +60,13 @@ def grid_of(reply: ModelLensReply, text: int | None) -> LensGrid:
         reading: LensReading | None = getattr(layer, part)
         if reading is None:
             continue
-        found, ids, quantity = _numbers(reply, part, reading, text)
-        rows += [head_name(layer.layer, at) for at in range(len(found))] if part == "heads" else [str(layer.layer)]
+        numbers, ids, quantity = _numbers(reply, part, reading, text)
+        rows += [head_name(layer.layer, at) for at in range(len(numbers))] if part == "heads" else [str(layer.layer)]
         words += [["" if each is None else shown(reply.name(int(each))) for each in line] for line in ids]
-        values += list(found)
+        values += list(numbers)
     drawn = np.stack(values)
     return LensGrid(
-        part, rows, [shown(tokens[at]) for at in places], words, drawn, quantity,
+        part, rows, [tokens[at] for at in places], words, drawn, quantity,
         signed=quantity != "probability" and (bool(reply.targets) or bool((drawn < 0).any())),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ def lens_html(reply: ModelLensReply) -> str | None:
     texts = range(len(reply.labels)) if isinstance(reply.labels, list) else [None]
     if not any(layer.hidden or layer.output or layer.heads for layer in reply.layers):
         return None
-    return "".join(_table(reply, grid_of(reply, text)) for text in texts)
+    return "".join(_table(reply, grid_of(reply, text, reply.request_names.keys)) for text in texts)
 
 
 def _table(reply: ModelLensReply, grid: LensGrid) -> str:

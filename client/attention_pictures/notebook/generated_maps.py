@@ -35,10 +35,10 @@ def chat_html(reply: ChatCompletion) -> str:
 def completion_html(reply: Completion) -> str:
     """The text of each choice by its tokens, and their attention."""
     shown = []
-    for each in reply.choices:
-        known = each.logprobs
+    for choice in reply.choices:
+        known = choice.logprobs
         numbers = None if known is None else (known.tokens, [x if x is not None else 0.0 for x in known.token_logprobs])
-        shown.append(_generated(each.text, numbers, each.attention))
+        shown.append(_generated(choice.text, numbers, choice.attention))
     return "".join(shown)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_contract.reply_names import head_name
+from attention_contract.reply_names import head_name, token_name
 from attention_contract.schemas.analyses.context import ContextReply
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.model_paths import PathEnd
@@ -43,7 +43,17 @@ def weights_html(reply: ModelWeightsReply) -> str | None:
     rows = [
         (str(each.layer), {name: _over_texts(x) for name, x in named(each.statistics).items()}) for each in reply.layers
     ]
-    return html_of(statistic_maps(rows))
+    return html_of([*statistic_maps(rows), *_received_maps(reply)])
+
+
+def _received_maps(reply: ModelWeightsReply) -> list[Maps]:
+    """A map of heads × keys for each layer over one text, of what the keys receive; of layers with the same keys."""
+    found = [(each.layer, x) for each in reply.layers if (x := each.statistics.received) is not None and x.ndim == 2]
+    if not found or len({x.shape for _, x in found}) > 1:
+        return []
+    values = np.stack([x for _, x in found])
+    heads, keys = [head_name(None, head) for head in range(values.shape[1])], reply.tokens_of(found[0][0])[1].tokens
+    return [Maps(values, [str(layer) for layer, _ in found], heads, keys, "Received by each key", "Layer")]
 
 
 def forward_html(reply: ModelForwardReply) -> str | None:
@@ -83,7 +93,8 @@ def gradients_html(reply: ModelGradientsReply) -> str | None:
 
 def effects_html(reply: ModelEffectsReply) -> str | None:
     """Maps of the change by each edit, or along each path: over the last two swept axes."""
-    axes = [[_swept_name(at) for at in places] for places in reply.swept.values()]
+    labels = reply.request_names.keys
+    axes = [[_swept_name(axis, at, labels) for at in places] for axis, places in reply.swept.items()]
     maps = []
     for name in ("value", "divergence"):
         values: NDArray[Any] | None = getattr(reply.effects, name)
@@ -132,7 +143,8 @@ def _maps_of_heads(
             continue
         several = reply.media_labels_of(layer) is not None or isinstance(reply.labels, list)
         for text, maps in enumerate(values if several else values[None]):
-            queries, keys = (tuple(each.tokens) for each in reply.tokens_of(layer, text))
+            of = names.of_tokens(*([*each.tokens] for each in reply.tokens_of(layer, text)))
+            queries, keys = tuple(of.row_labels or ()), tuple(of.column_labels or ())
             by_head = maps[None] if names.averaged else maps
             heads = ["mean of the heads"] if names.averaged else names.heads or range(len(by_head))
             called = [f"{layer} {at}" if isinstance(at, str) else head_name(layer, at) for at in heads]
@@ -140,9 +152,8 @@ def _maps_of_heads(
             shown.extend(by_head)
             held.extend(called)
     for (signed, text, queries, keys, (rows, columns)), (shown, held) in groups.items():
-        chosen = queries if names.queries is None else [queries[int(row)] for row in names.queries]
-        pool = 1 if len(chosen) <= rows and len(keys) <= columns else names.pool
-        sides = _padded(_squares(chosen, pool), rows), _padded(_squares(keys, pool), columns)
+        pool = 1 if len(queries) <= rows and len(keys) <= columns else names.pool
+        sides = _padded(_squares(queries, pool), rows), _padded(_squares(keys, pool), columns)
         about = f"{'Implicit weights' if signed and title == 'Attention weights' else title}{_of_text(reply, text)}"
         yield Maps(np.stack(shown), held, *sides, about, signed=signed)
 
@@ -168,10 +179,10 @@ def _swept(values: NDArray[Any], swept: list[str], axes: list[list[str]], title:
     return Maps(values.reshape(-1, *values.shape[-2:]), names, axes[-2], axes[-1], title, "Map", signed=signed)
 
 
-def _swept_name(place: Any) -> str:
+def _swept_name(axis: str, place: Any, labels: Sequence[str] | None) -> str:
     if isinstance(place, PathEnd):
         return place.name
-    return ", ".join(map(str, place)) if isinstance(place, list) else str(place)
+    return token_name(place, labels) if axis in {"queries", "keys"} else str(place)
 
 
 def _likely(reply: ModelForwardReply, prediction: Prediction) -> Iterable[tuple[Any, ...]]:

@@ -48,21 +48,21 @@ def weights_html(reply: WeightsReply) -> str | None:
 
 def _statistic_maps(differences: HeadStatistics) -> list[Maps]:
     """A map of sequences × heads for the differences of each statistic."""
-    found = {name: np.atleast_2d(x) for name, x in named(differences).items()}
-    if not found:
+    statistics = {name: np.atleast_2d(x) for name, x in named(differences).items()}
+    if not statistics:
         return []
-    values = np.stack(list(found.values()))
+    values = np.stack(list(statistics.values()))
     rows = [f"sequence {at}" for at in range(values.shape[1])]
     columns = [head_name(None, at) for at in range(values.shape[2])]
-    return [Maps(values, list(found), rows, columns, "Differences of the statistics", "Statistic", signed=True)]
+    return [Maps(values, list(statistics), rows, columns, "Differences of the statistics", "Statistic", signed=True)]
 
 
 def attribution_html(reply: AttributionReply) -> str | None:
     """Maps of attributions to pairs of tokens."""
     maps = []
     for name, merged in _OF_PAIRS.items():
-        for found, about in ((reply, ""), (reply.differences, "differences of ")):
-            values = getattr(found, name, None)
+        for attributions, about in ((reply, ""), (reply.differences, "differences of ")):
+            values = getattr(attributions, name, None)
             if values is not None:
                 title = f"{about}{name.replace('_', ' ')}".capitalize()
                 signed = bool(about) or name in SIGNED_METHODS

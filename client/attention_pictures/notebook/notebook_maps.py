@@ -149,7 +149,7 @@ def maps_of(
     maps = [f"sequence {at}, {head}" if batch > 1 else head for at in range(batch) for head in each]
     if averaged is None:
         maps = [f"map {at}" for at in range(batch * heads)]
-    rows, columns = _labels(named.queries, queries), _labels(named.keys, keys)
+    rows, columns = _labels(named.row_labels, queries), _labels(named.column_labels, keys)
     return Maps(weights.reshape(batch * heads, queries, keys), maps, rows, columns, title, signed=signed)
 
 
@@ -166,14 +166,14 @@ def weight_maps(
 def maps_of_tensors(value: BaseModel) -> list[Maps]:
     """Maps of every tensor of a value, by its field: its last two dimensions are rows and columns."""
     maps = []
-    for name, each in value.__dict__.items():
-        named = each.items() if isinstance(each, Mapping) else [("", each)]
+    for name, field in value.__dict__.items():
+        named = field.items() if isinstance(field, Mapping) else [("", field)]
         for key, tensor in named:
             if isinstance(tensor, np.ndarray) and tensor.ndim and tensor.dtype.kind in "fiub" and tensor.size > 1:
                 values = tensor[(None,) * max(0, 3 - tensor.ndim)].astype(np.float64)
                 maps.append(_numbered(values, f"{name} {key}".strip().replace("_", " ")))
-        if isinstance(each, BaseModel):
-            maps += [replace(found, title=f"{name}: {found.title}") for found in maps_of_tensors(each)]
+        if isinstance(field, BaseModel):
+            maps += [replace(inner, title=f"{name}: {inner.title}") for inner in maps_of_tensors(field)]
     return maps
 
 

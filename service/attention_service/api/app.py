@@ -21,10 +21,11 @@ from starlette.staticfiles import StaticFiles
 from attention_contract.base import build_schemas
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.models import LoadModel
+from attention_contract.schemas.openai_api.sound_streams import SOUND_STREAM_PATH
 from attention_service import __version__
 from attention_service.api import documentation, problems
 from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
-from attention_service.api.access.layer import Access, name_of
+from attention_service.api.access.layer import PROTOCOL, Access, name_of
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import require_scopes
 from attention_service.api.doors.agents import own_requests
@@ -32,6 +33,7 @@ from attention_service.api.doors.oip.inference_reply import HEADER_LENGTH
 from attention_service.api.doors.oip.v2_errors import v2_form
 from attention_service.api.doors.oip.v2_routes import add_v2_routes
 from attention_service.api.doors.openai.openai_errors import openai_form
+from attention_service.api.doors.openai.sound_stream import SoundStreams
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import AccessLog
 from attention_service.api.observation.metrics import Metrics
@@ -43,6 +45,7 @@ from attention_service.api.routes import make_routes
 from attention_service.api.session_stream import PATH as STREAM_PATH
 from attention_service.api.session_stream import SessionStreams
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.models.server.model_environment import KeptPrefixes
 from attention_service.runtime.device.freed_memory import keep_freed_memory
 from attention_service.runtime.device.torch_device import Device
@@ -53,6 +56,29 @@ _WEB = Path(__file__).parent.parent / "web"
 
 _COLLECTED_AFTER: Final = 20_000
 """New objects that start a garbage collection; 700 by default."""
+
+
+def _engine_settings(settings: Settings) -> EngineSettings:
+    """The settings of the server that its engine needs."""
+    return EngineSettings(
+        memory_budget=settings.memory_budget,
+        host_memory_budget=settings.host_memory_budget,
+        replicas=settings.replicas,
+        max_queue=settings.max_queue,
+        max_predicted_s=settings.max_predicted_s,
+        stuck_s=settings.stuck_seconds,
+        learns_times=settings.calibrate,
+        max_modules=settings.max_modules,
+        hub_limit=settings.hub_limit,
+        recordings_limit=settings.recordings_limit,
+        max_sessions=settings.max_sessions,
+        session_ttl_s=settings.session_ttl_s,
+        session_share=settings.session_share,
+        session_pinned_share=settings.session_pinned_share,
+        model_idle_s=settings.model_idle_seconds,
+        spare_model_process=settings.spare_model_process,
+        prefixes=KeptPrefixes(settings.model_prefix_bytes, shared=settings.shared_prefixes),
+    )
 
 
 def create_app(
@@ -76,27 +102,7 @@ def create_app(
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         device = await asyncio.to_thread(Device.open, settings.device, settings.threads, tf32=settings.tf32)
-        engine = Engine(
-            settings.models_dir,
-            device,
-            memory_budget=settings.memory_budget,
-            host_memory_budget=settings.host_memory_budget,
-            max_queue=settings.max_queue,
-            recordings_limit=settings.recordings_limit,
-            hub_limit=settings.hub_limit,
-            session_ttl_s=settings.session_ttl_s,
-            session_share=settings.session_share,
-            session_pinned_share=settings.session_pinned_share,
-            max_modules=settings.max_modules,
-            max_sessions=settings.max_sessions,
-            max_predicted_s=settings.max_predicted_s,
-            stuck_s=settings.stuck_seconds,
-            model_idle_s=settings.model_idle_seconds,
-            spare_model_process=settings.spare_model_process,
-            prefixes=KeptPrefixes(settings.model_prefix_bytes, shared=settings.shared_prefixes),
-            learns_times=settings.calibrate,
-            replicas=settings.replicas,
-        )
+        engine = Engine(settings.models_dir, device, _engine_settings(settings))
         app.state.engine = engine
         app.state.limits.entrance = engine.entrance
         keys.share(shares_of(settings, engine.budget.total))
@@ -133,6 +139,8 @@ def create_app(
     app.state.streams = SessionStreams(requests, quotas)
     metrics.watch_streams(app.state.streams)
     app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))
+    sounds = SoundStreams(quotas.used, requests.message_log(SOUND_STREAM_PATH, "sound_stream"), PROTOCOL)
+    app.router.routes.append(WebSocketRoute(SOUND_STREAM_PATH, sounds, name="sound_stream"))
     optional_doors = _add_optional_doors(app, settings)
     server: Any = {"tags": ["server"]}
     app.add_api_route(

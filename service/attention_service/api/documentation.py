@@ -28,7 +28,7 @@ from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterL
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import TENSOR_SCHEMAS
-from attention_contract.wire import EVENTS, JSON, PICTURES, SAFETENSORS, to_json
+from attention_contract.wire import EVENTS, GGUF, JSON, PICTURES, SAFETENSORS, TABLES, to_json
 from attention_service.api.problems import status_elsewhere
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
@@ -49,6 +49,8 @@ _TAGS = {
     "/v1/chat": "OpenAI's API",
     "/v1/completions": "OpenAI's API",
     "/v1/embeddings": "OpenAI's API",
+    "/v1/rerank": "OpenAI's API",
+    "/v1/score": "OpenAI's API",
     "/v1/responses": "OpenAI's API",
     "/v1/tokenize": "OpenAI's API",
     "/v1/audio": "OpenAI's API",
@@ -184,6 +186,8 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
         shown = {} if operation.reply_example is None else {JSON: {"example": operation.reply_example}}
         events = {EVENTS: {"schema": _EVENT}} if EVENTS in operation.chosen else {}
         files = ([SAFETENSORS] if operation.tensors else []) + ([*PICTURES] if operation.pictures else [])
+        files += [*TABLES] if operation.tables else []
+        files += [GGUF] if GGUF in operation.chosen else []
         # Without a schema, as OpenAPI 3.1 describes bytes: with one, generators would join it to the type of the JSON.
         success["content"] = events | shown | {kind: {} for kind in files}
     responses: dict[int | str, dict[str, Any]] = {operation.status: success}
@@ -231,10 +235,10 @@ def _openai_failures(errors: Iterable[type[AttentionError]]) -> dict[int | str, 
     content = {JSON: {"schema": {"$ref": f"{_SCHEMAS}OpenAIError"}}}
     statuses = {status_elsewhere(error): _failure("", [error]) for error in errors}
     described = {status: response | {"description": HTTPStatus(status).phrase} for status, response in statuses.items()}
-    found: dict[int | str, dict[str, Any]] = {
+    failures: dict[int | str, dict[str, Any]] = {
         status: response | {"content": content} for status, response in described.items()
     }
-    return found | {"default": _failure("Any other error", []) | {"content": content}}
+    return failures | {"default": _failure("Any other error", []) | {"content": content}}
 
 
 def _headers(*names: str) -> dict[str, Any]:
@@ -282,10 +286,12 @@ def _with_non_finite(schema: dict[str, Any]) -> dict[str, Any]:
     members = schema.get("anyOf", [schema])
     if not any("x-non-finite" in member for member in members):
         return schema
-    found: list[Any] = []
+    alternatives: list[Any] = []
     for member in members:
-        found += [{"type": "number"}, {"$ref": f"{_SCHEMAS}NonFinite"}] if "x-non-finite" in member else [member]
-    return {key: value for key, value in schema.items() if key not in {"type", "x-non-finite"}} | {"anyOf": found}
+        alternatives += [{"type": "number"}, {"$ref": f"{_SCHEMAS}NonFinite"}] if "x-non-finite" in member else [member]
+    return {key: value for key, value in schema.items() if key not in {"type", "x-non-finite"}} | {
+        "anyOf": alternatives
+    }
 
 
 _WIDTHS = {"integer": "int64", "number": "double"}

@@ -25,22 +25,22 @@ from attention_contract.schemas.modules import ModuleInfo
 from attention_contract.schemas.recordings import RecordingInfo
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import Encoding
-from attention_contract.wire import JSON, PICTURES
+from attention_contract.wire import JSON, PICTURES, TABLES
 from attention_service.api import problems
 from attention_service.api.access.scopes import HELD, lacking
-from attention_service.api.bodies import negotiation, pictures
+from attention_service.api.bodies import negotiation, pictures, table_replies
 from attention_service.api.bodies.request_body import query_of, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented, signature_of
 from attention_service.api.http_limits.connection_limits import CAME
 from attention_service.api.request_head import Headers, header, headers_of, wait_seconds
 from attention_service.engine import Engine
-from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, BodyMemory
 from attention_service.settings import Settings
 
 
 @dataclass(slots=True)
-class Call:
+class RequestContext:
     """Everything about a request but its body, for its handler."""
 
     engine: Engine
@@ -73,11 +73,11 @@ class Call:
         return self.path["id"]
 
 
-Handler = Callable[[Call, Any], Awaitable[Any]]
+Handler = Callable[[RequestContext, Any], Awaitable[Any]]
 """The function that answers an operation: of a call and a body, the reply. A whole response is sent as it is."""
 
 
-def call_of(scope: Scope) -> Call:
+def call_of(scope: Scope) -> RequestContext:
     """Read the headers of a request. Raises InvalidRequest for one that is too long or cannot be read."""
     headers, state = headers_of(scope), scope["app"].state
     came, pin = scope.get("state", {}).get(CAME) or time.monotonic(), None
@@ -85,14 +85,14 @@ def call_of(scope: Scope) -> Call:
         pin = _etag(header(headers, b"if-match"), "If-Match")
     seconds = wait_seconds(headers, state.settings.default_wait_s)
     deadline = None if seconds is None else came + seconds
-    return Call(state.engine, state.settings, headers, scope["path_params"], came, pin, deadline)
+    return RequestContext(state.engine, state.settings, headers, scope["path_params"], came, pin, deadline)
 
 
 async def serve(
-    answer: Callable[[Scope, Receive, Body], Awaitable[ASGIApp]], scope: Scope, receive: Receive, send: Send
+    answer: Callable[[Scope, Receive, BodyMemory], Awaitable[ASGIApp]], scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Send what ``answer`` makes of a request, or the error that it raises. Its memory is held until that is sent."""
-    memory = Body(scope["app"].state.engine.host)
+    memory = BodyMemory(scope["app"].state.engine.host)
     try:
         try:
             response = await answer(scope, receive, memory)
@@ -119,12 +119,12 @@ class OperationRoute(APIRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match a request by path and method."""
-        found = self.path_regex.match(get_route_path(scope)) if scope["type"] == "http" else None
-        if found is None:
+        path_match = self.path_regex.match(get_route_path(scope)) if scope["type"] == "http" else None
+        if path_match is None:
             return Match.NONE, {}
         method = scope["method"]
         match = Match.FULL if ("GET" if method == "HEAD" else method) == self.operation.method else Match.PARTIAL
-        return match, {"endpoint": self.endpoint, "path_params": found.groupdict(), "route": self}
+        return match, {"endpoint": self.endpoint, "path_params": path_match.groupdict(), "route": self}
 
     def handle(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
         """Answer a request that matched."""
@@ -133,7 +133,7 @@ class OperationRoute(APIRoute):
             return self.app(scope, receive, send)
         return super().handle(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, memory: Body) -> ASGIApp:
+    async def _answer(self, scope: Scope, receive: Receive, memory: BodyMemory) -> ASGIApp:
         """The response, whose memory is held until it is sent."""
         operation = self.operation
         if operation.scopes and operation.scopes.isdisjoint(scope[HELD]):
@@ -150,6 +150,8 @@ class OperationRoute(APIRoute):
         if drawn:
             facts, heads = _facts(call, operation, body)
             body = pictures.with_needs(body, options, heads, facts.get("past", 0))
+        if media_type in TABLES:
+            body = table_replies.with_rows(body)
         work = self.handler(call, body)
         reply: Any = await unless_gone(receive, work, call.deadline)
         if isinstance(reply, Response):
@@ -161,20 +163,27 @@ class OperationRoute(APIRoute):
             drawing = pictures.draw(reply, body, options, media_type, facts, call.engine.host)
             picture = await unless_gone(receive, drawing, call.deadline)
             return Response(picture.data, media_type=media_type, headers={"Vary": "Accept"})
+        if media_type in TABLES:
+            if (size := tensor_bytes(reply)) > UNCOUNTED:
+                memory.become_reply(size)
+            content = await unless_gone(
+                receive, table_replies.write(reply, body, media_type, call.engine.host), call.deadline
+            )
+            return Response(content, media_type=media_type, headers={"Vary": "Accept"})
         encoding: Encoding = getattr(body, "encoding", "list")
         del body, work  # the reply may take their memory
         memory.give_back()
         return _held(await _reply(call.headers, operation, reply, media_type, encoding), memory)
 
 
-def _held(answer: Response, memory: Body) -> Response:
+def _held(answer: Response, memory: BodyMemory) -> Response:
     """A response whose memory is held until it is sent. Raises NoRoom."""
     if (size := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
         memory.become_reply(size)
     return answer
 
 
-def _facts(call: Call, operation: Operation[Any], body: Any) -> tuple[dict[str, Any], int | None]:
+def _facts(call: RequestContext, operation: Operation[Any], body: Any) -> tuple[dict[str, Any], int | None]:
     """The facts of a picture's making that are known before, and the heads of its module."""
     facts: dict[str, Any] = {"operation": operation.name, "request_id": problems.request_id.get()}
     if operation.path.startswith("/v1/recordings/"):
@@ -203,7 +212,7 @@ async def _reply(
     """The response to an operation: its reply, and the headers that belong to it."""
     if reply is None:
         return Response(status_code=operation.status)
-    headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors or operation.pictures else {}
+    headers: dict[str, str] = {"Vary": "Accept"} if operation.tensors or operation.pictures or operation.tables else {}
     if type(reply) in VERSIONED:
         headers["ETag"] = f'"{reply.version}"'
         if operation.method == "GET" and _unchanged(header(sent, b"if-none-match"), headers["ETag"]):

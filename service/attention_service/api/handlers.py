@@ -5,6 +5,7 @@ A door imports from here whatever it uses of the API: handlers, calls, bodies, r
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, TypeVar
 
 from starlette.responses import FileResponse, Response
@@ -12,23 +13,20 @@ from starlette.responses import FileResponse, Response
 from attention_contract import operations
 from attention_contract.base import WireModel
 from attention_contract.errors import Forbidden, InvalidRequest
-from attention_contract.schemas.analyses.context import ContextReply
-from attention_contract.schemas.analyses.lenses import ModelLensReply, ModelLensRequest
-from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
+from attention_contract.schemas.analyses.lenses import LensInfo, ModelLensRequest
+from attention_contract.schemas.analyses.vectors import VectorInfo
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
-from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
-from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
-from attention_contract.schemas.text_similarity import TextSimilarityReply
 from attention_contract.tensor_files import from_pieces
-from attention_contract.wire import JSON, SAFETENSORS
+from attention_contract.wire import GGUF, JSON, SAFETENSORS
 from attention_service.api.bodies.negotiation import Reply, accepted, pieces_of, render
 from attention_service.api.bodies.request_body import parsed, read_body
 from attention_service.api.disconnection import unless_gone
-from attention_service.api.endpoint import Call, Handler, call_of, pinned, serve
+from attention_service.api.endpoint import Handler, RequestContext, call_of, pinned, serve
 from attention_service.api.problems import ErrorForm, request_id, status_elsewhere, unexpected
+from attention_service.api.problems import render as refusal
 from attention_service.api.replicas import following
 from attention_service.api.request_head import Headers
 from attention_service.api.server_facts import list_variants, server_info
@@ -38,15 +36,34 @@ from attention_service.modules.checkpoints import hub
 from attention_service.runtime.operations.questions import QUESTIONS
 
 __all__ = [
-    "HANDLERS", "Call", "ErrorForm", "Handler", "Headers", "Reply", "call_of", "following", "parsed", "pieces_of",
-    "pinned", "read_body", "render", "request_id", "serve", "status_elsewhere", "unexpected",
+    "HANDLERS",
+    "ErrorForm",
+    "Handler",
+    "Headers",
+    "Reply",
+    "RequestContext",
+    "call_of",
+    "following",
+    "parsed",
+    "pieces_of",
+    "pinned",
+    "read_body",
+    "refusal",
+    "render",
+    "request_id",
+    "serve",
+    "status_elsewhere",
+    "unexpected",
     "unless_gone",
 ]  # fmt: skip
 
 ReplyT = TypeVar("ReplyT")
 
+_OF_MODELS: Final = "model_"
+"""The beginning of the names of questions about whole models; the rest is the name that the model's process knows."""
 
-async def complexity(call: Call, body: ComplexityRequest) -> ComplexityReply:
+
+async def complexity(call: RequestContext, body: ComplexityRequest) -> ComplexityReply:
     """The cost of a shape or of a sweep that is not too long."""
     if body.sweep is not None and len(body.sweep.values) > call.settings.max_sweep:
         raise InvalidRequest.at(
@@ -58,7 +75,7 @@ async def complexity(call: Call, body: ComplexityRequest) -> ComplexityReply:
     return await call.engine.complexity(call.path.get("name"), body, call.deadline)
 
 
-async def fetch_checkpoint(call: Call, body: FetchCheckpoint) -> CheckpointReply:
+async def fetch_checkpoint(call: RequestContext, body: FetchCheckpoint) -> CheckpointReply:
     """A checkpoint of the hub, if the operator allows it."""
     if not call.settings.hub:
         raise Forbidden(
@@ -70,50 +87,62 @@ async def fetch_checkpoint(call: Call, body: FetchCheckpoint) -> CheckpointReply
     return await call.engine.modules.fetch_checkpoint(body)
 
 
-async def cancel_fetch(call: Call, _: None) -> None:
+async def cancel_fetch(call: RequestContext, _: None) -> None:
     """Stop a fetch."""
     call.engine.modules.fetches.cancel(call.path["path"])
 
 
-async def get_recording(call: Call, body: RecordingQuery) -> RecordingInfo | Response:
+async def get_recording(call: RequestContext, body: RecordingQuery) -> RecordingInfo | Response:
     """A recording's description, one of its tensors, or its whole file."""
     if body.tensor_name() is None and accepted(call.headers, operations.get_recording) == SAFETENSORS:
-        path = await call.engine.recordings.path(call.id)
-        headers = {"Vary": "Accept"}
-        return FileResponse(path, media_type=SAFETENSORS, headers=headers, filename=f"{call.id}.safetensors")
+        return _stored_file(call.id, await call.engine.recordings.path(call.id))
     return await call.engine.recordings.get(call.id, body)
 
 
-async def health_live(call: Call, _: None) -> Health:
+async def get_vector(call: RequestContext, _: None) -> VectorInfo | Response:
+    """A steering vector with its directions, or its GGUF file."""
+    if call.media_type != GGUF:
+        return await call.engine.vectors.get(call.id)
+    headers = {"Vary": "Accept", "Content-Disposition": f'attachment; filename="{call.id}.gguf"'}
+    return Response(await call.engine.vectors.gguf(call.id), media_type=GGUF, headers=headers)
+
+
+async def get_lens(call: RequestContext, _: None) -> LensInfo | Response:
+    """A lens's description, or its whole file."""
+    fits = call.engine.lenses.fits
+    return (
+        _stored_file(call.id, await fits.path(call.id)) if call.media_type == SAFETENSORS else await fits.get(call.id)
+    )
+
+
+def _stored_file(name: str, path: Path) -> Response:
+    return FileResponse(path, media_type=SAFETENSORS, headers={"Vary": "Accept"}, filename=f"{name}.safetensors")
+
+
+async def health_live(call: RequestContext, _: None) -> Health:
     """The health of a server that makes progress."""
     call.engine.runner.check_live()
     return call.engine.health("live")
 
 
-async def health_ready(call: Call, _: None) -> Health:
+async def health_ready(call: RequestContext, _: None) -> Health:
     """The health of a server that takes work."""
     call.engine.check_ready()
     return call.engine.health("ready")
 
 
-def _model_handler(operation: str, kind: type[WireModel]) -> Handler:
+def _model_handler(question: str, kind: type[WireModel]) -> Handler:
     """The handler of a question about a whole model, whose process writes the reply."""
 
-    async def answer(call: Call, body: WireModel) -> WireModel | WrittenReply:
-        form = JSON if call.media_type == JSON else SAFETENSORS
-        reply = await call.engine.models.ask(call.model, operation, body, form)
+    async def answer(call: RequestContext, body: WireModel) -> WireModel | WrittenReply:
+        form, lens = JSON if call.media_type == JSON else SAFETENSORS, None
+        if isinstance(body, ModelLensRequest) and body.lens is not None:
+            lens = await call.engine.lenses.fits.path(body.lens)
+        reply = await call.engine.models.ask(call.model, question, body, form, lens)
         # It is read only to be drawn, or to become a JSON text that is too long to be made at once.
         return reply if reply.media_type == call.media_type else from_pieces(reply.pieces, "reply", kind)
 
     return answer
-
-
-async def model_lens(call: Call, body: ModelLensRequest) -> WireModel | WrittenReply:
-    """The readings of a model, by a lens of the caller if the request names one."""
-    form = JSON if call.media_type == JSON else SAFETENSORS
-    path = None if body.lens is None else await call.engine.lenses.path(body.lens)
-    reply = await call.engine.models.ask(call.model, "lens", body, form, path)
-    return reply if reply.media_type == call.media_type else from_pieces(reply.pieces, "reply", ModelLensReply)
 
 
 async def _known(reply: ReplyT) -> ReplyT:
@@ -140,16 +169,15 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "create_pass": lambda call, body: call.engine.create_pass(call.name, body, call.deadline),
     "create_raw_pass": lambda call, body: call.engine.create_pass(None, body, call.deadline),
     "backward": lambda call, body: call.engine.backward(call.id, body, call.deadline),
-    "model_forward": _model_handler("forward", ModelForwardReply),
-    "model_weights": _model_handler("weights", ModelWeightsReply),
-    "model_gradients": _model_handler("gradients", ModelGradientsReply),
-    "model_context": _model_handler("context", ContextReply),
-    "model_effects": _model_handler("effects", ModelEffectsReply),
-    "model_lens": model_lens,
+    **{
+        each.name: _model_handler(each.name.removeprefix(_OF_MODELS), each.reply)
+        for each in operations.OPERATIONS
+        if each.name.startswith(_OF_MODELS) and each.reply is not None
+    },
     "fit_lens": lambda call, body: call.engine.lenses.create(call.model, body),
     "list_lenses": lambda call, _: call.engine.lenses.list(call.model),
-    "delete_lens": lambda call, _: call.engine.lenses.delete(call.id),
-    "model_similarity": _model_handler("similarity", TextSimilarityReply),
+    "get_lens": get_lens,
+    "delete_lens": lambda call, _: call.engine.lenses.fits.delete(call.id),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},
     "complexity": complexity,
@@ -191,7 +219,14 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "load_model": lambda call, body: call.engine.models.load(body),
     "get_model": lambda call, _: call.engine.models.get(call.model),
     "unload_model": lambda call, _: call.engine.models.unload(call.model),
-    "model_complexity": _model_handler("complexity", ModelComplexityReply),
+    "fit_probe": lambda call, body: call.engine.probes.create(call.model, body),
+    "list_probes": lambda call, _: call.engine.probes.list(call.model),
+    "get_probe": lambda call, _: call.engine.probes.get(call.id),
+    "delete_probe": lambda call, _: call.engine.probes.fits.delete(call.id),
+    "fit_vector": lambda call, body: call.engine.vectors.create(call.model, body),
+    "list_vectors": lambda call, _: call.engine.vectors.list(call.model),
+    "get_vector": get_vector,
+    "delete_vector": lambda call, _: call.engine.vectors.fits.delete(call.id),
     # recordings
     "list_recordings": lambda call, _: call.engine.recordings.list(),
     "create_recording": lambda call, body: call.engine.recordings.add(body),

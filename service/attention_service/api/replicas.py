@@ -4,7 +4,7 @@ from typing import Any
 
 from attention_contract.errors import ModuleNotFound, VersionMismatch
 from attention_service.api.access.api_keys import divided, limits_of
-from attention_service.api.endpoint import Call, Handler
+from attention_service.api.endpoint import Handler, RequestContext
 from attention_service.api.http_limits.descriptors import MAX_CONNECTIONS
 from attention_service.settings import Settings
 
@@ -21,7 +21,7 @@ def share_of(settings: Settings) -> Settings:
 def following(handler: Handler) -> Handler:
     """Answer by a handler. If it knows no such module or version, look once whether another process has stored it."""
 
-    async def answer(call: Call, body: Any) -> Any:
+    async def answer(call: RequestContext, body: Any) -> Any:
         try:
             return await handler(call, body)
         except (ModuleNotFound, VersionMismatch):

@@ -45,17 +45,17 @@ def too_large(size: int, settings: Settings) -> HeadTooLarge:
 def headers_of(scope: Scope) -> Headers:
     """The headers of a request. Raises InvalidRequest for one that is too long."""
     lines = scope["headers"]
-    found: dict[bytes, bytes] = scope.get(HEADERS) or dict(lines)
-    if len(found) < len(lines):
-        found = dict(reversed(lines))
-        for name in _LISTS & found.keys():
-            found[name] = b", ".join(value for other, value in lines if other == name)
-    if (size := max(map(len, found.values()), default=0)) > MAX_HEADER_BYTES:
-        longest = str(max(found, key=lambda each: len(found[each]))[:80], "latin-1")
+    headers: dict[bytes, bytes] = scope.get(HEADERS) or dict(lines)
+    if len(headers) < len(lines):
+        headers = dict(reversed(lines))
+        for name in _LISTS & headers.keys():
+            headers[name] = b", ".join(value for other, value in lines if other == name)
+    if (size := max(map(len, headers.values()), default=0)) > MAX_HEADER_BYTES:
+        longest = str(max(headers, key=lambda each: len(headers[each]))[:80], "latin-1")
         raise InvalidRequest.at(
             longest, f"the header has {size} bytes; expected at most {MAX_HEADER_BYTES}", limit=MAX_HEADER_BYTES
         )
-    return found
+    return headers
 
 
 def header(headers: Headers, name: bytes) -> str | None:
@@ -70,5 +70,5 @@ def wait_seconds(headers: Headers, default: float | None = None) -> float | None
     The default without such a preference, or with one that cannot be read.
     """
     preferences = headers.get(b"prefer")
-    found = None if preferences is None else _WAIT.search(preferences)
-    return default if found is None else float(found[1])
+    match = None if preferences is None else _WAIT.search(preferences)
+    return default if match is None else float(match[1])

@@ -10,7 +10,7 @@ from attention_contract.schemas.sessions import MAX_SEQUENCES, MAX_STEPS
 from attention_contract.tensors import DTYPES, MAX_RANK
 from attention_contract.wire import MEDIA_TYPES
 from attention_service import __version__
-from attention_service.api.endpoint import Call
+from attention_service.api.endpoint import RequestContext
 from attention_service.api.http_limits.descriptors import most_connections
 from attention_service.api.request_head import MAX_HEADER_BYTES
 from attention_service.core.registry import variants
@@ -18,7 +18,7 @@ from attention_service.modules.checkpoints import hub
 from attention_service.runtime.callers import caller
 
 
-async def server_info(call: Call, _: None) -> ServerInfo:
+async def server_info(call: RequestContext, _: None) -> ServerInfo:
     """The server's version, device, limits and memory."""
     engine, settings = call.engine, call.settings
     return ServerInfo(
@@ -82,7 +82,7 @@ async def server_info(call: Call, _: None) -> ServerInfo:
     )
 
 
-async def list_variants(_: Call, __: None) -> VariantList:
+async def list_variants(_: RequestContext, __: None) -> VariantList:
     """Every entry of the registries."""
     return VariantList(
         variants=[

@@ -33,7 +33,7 @@ def _no_debug(record: logging.LogRecord) -> bool:
     return record.levelno > logging.DEBUG
 
 
-class Server(TickingServer):
+class DrainingServer(TickingServer):
     """Uvicorn that drains the engine at the signal to stop, before it closes connections."""
 
     def __init__(self, app: FastAPI, **settings: Any) -> None:
@@ -77,7 +77,7 @@ class Server(TickingServer):
         engine: Engine | None = getattr(self.config.app.state, "engine", None)  # type: ignore[union-attr]
         if engine is None or engine.state == "loading":
             return 1
-        return len(engine.modules.fetches.under_way()) + engine.lenses.fits
+        return len(engine.modules.fetches.under_way()) + sum(map(len, engine.fits))
 
     async def on_tick(self, counter: int) -> bool:
         """Renew the date of replies, and stop the server if nobody has asked it for long enough."""

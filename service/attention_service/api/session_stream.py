@@ -28,14 +28,14 @@ from attention_service.api.access.quotas import Quotas
 from attention_service.api.bodies import negotiation
 from attention_service.api.bodies.request_body import parsed
 from attention_service.api.disconnection import in_time
-from attention_service.api.endpoint import Call, call_of
+from attention_service.api.endpoint import RequestContext, call_of
 from attention_service.api.handlers import HANDLERS
 from attention_service.api.observation.access_log import Answered
 from attention_service.api.observation.telemetry import RequestLog
 from attention_service.api.request_head import wait_seconds
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import RequestTiming, note, note_bytes, timing
-from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, BodyMemory
 from attention_service.settings import Settings
 
 PATH: Final = "/v1/sessions/stream"
@@ -48,7 +48,7 @@ class SessionStreams:
     def __init__(self, requests: RequestLog, quotas: Quotas) -> None:
         self._requests = requests
         self._quotas = quotas
-        self._open: set[Connection] = set()
+        self._open: set[StreamConnection] = set()
 
     def __len__(self) -> int:
         """Return the number of open connections."""
@@ -65,7 +65,7 @@ class SessionStreams:
             await problems.render(error)(scope, receive, send)
             return
         wait = wait_seconds(call.headers, call.settings.default_wait_s)
-        connection = Connection(call, wait, receive, send, self._requests, self._quotas)
+        connection = StreamConnection(call, wait, receive, send, self._requests, self._quotas)
         self._open.add(connection)
         try:
             await connection.serve(identity, PROTOCOL if spoken else None)
@@ -78,10 +78,10 @@ class SessionStreams:
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class StreamConnection:
     """One connection, its unanswered messages among them."""
 
-    call: Call
+    call: RequestContext
     wait: float | None
     """Seconds that the caller waits for each reply; None for any."""
     receive: Receive
@@ -123,7 +123,7 @@ class Connection:
     async def _begin(self, message: Message) -> None:
         """Read a message and begin its task. Messages are read one at a time, so that steps keep their order."""
         started = time.perf_counter()
-        text, memory, held = message.get("text"), Body(self.call.engine.host), ExitStack()
+        text, memory, held = message.get("text"), BodyMemory(self.call.engine.host), ExitStack()
         held.callback(memory.give_back)
         request: SessionStep | StepsRequest | None = None
         try:
@@ -162,7 +162,7 @@ class Connection:
 
     async def _reply(
         self, request: SessionStep | StepsRequest | None, work: Awaitable[WireModel], started: float,
-        before: set[asyncio.Task[None]], memory: Body, *, text: bool,
+        before: set[asyncio.Task[None]], memory: BodyMemory, *, text: bool,
     ) -> None:  # fmt: skip
         """Send the reply to one message, or its problem document, after those of messages ``before`` it.
 
@@ -217,7 +217,7 @@ def _sessions_of(request: SessionStep | StepsRequest | None) -> Sequence[str]:
     return () if request is None else (request.session,)
 
 
-async def _read(frame: str | bytes, memory: Body, settings: Settings) -> SessionStep | StepsRequest:
+async def _read(frame: str | bytes, memory: BodyMemory, settings: Settings) -> SessionStep | StepsRequest:
     """Read a message as a body is read. Raises what the contract or ``memory`` raises, and BodyTooLarge."""
     text, most = isinstance(frame, str), min(MAX_FRAME_BYTES, settings.max_body_bytes)
     if len(frame) > most:

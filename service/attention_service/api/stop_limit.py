@@ -61,12 +61,12 @@ def _tell() -> None:
 def _waiting_threads() -> list[str]:
     """The threads for which Python would wait, each with the function in which it is."""
     frames = sys._current_frames()
-    found = []
+    waiting = []
     for thread in threading.enumerate():
         if not thread.daemon and thread.ident in frames:
             code = frames[thread.ident].f_code
-            found.append(f"{thread.name} in {code.co_qualname} ({Path(code.co_filename).name})")
-    return found
+            waiting.append(f"{thread.name} in {code.co_qualname} ({Path(code.co_filename).name})")
+    return waiting
 
 
 def end_children() -> None:

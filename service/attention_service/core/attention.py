@@ -79,17 +79,17 @@ def _approximate(
     # Without masks every query meets every key; with them, those before a NaN are kept from it.
     nonfinite = find_nonfinite_keys(problem) if problem.spec.masks and not edits else None
     given = problem if nonfinite is None else without(nonfinite, problem)
-    found = method.attend(given, edits, taps)
+    tapped = method.attend(given, edits, taps)
     if nonfinite is not None:
-        found |= {"k": problem.k, "v": problem.v}
+        tapped |= {"k": problem.k, "v": problem.v}
         affected = affected_queries(nonfinite, problem)
-        found |= {tap: found[tap].masked_fill(affected, torch.nan) for tap in ("weights", "context") if tap in found}
-        for name, x in found.items():
+        tapped |= {tap: tapped[tap].masked_fill(affected, torch.nan) for tap in ("weights", "context") if tap in tapped}
+        for name, x in tapped.items():
             if name.startswith("final_"):  # [B, Hkv, F, ...]
                 ruined = nonfinite.any(-1).view(*x.shape[:2], *(1 for _ in x.shape[2:]))
-                found[name] = x.masked_fill(ruined, torch.nan)
-    narrowed = {tap: narrow(found[tap], tap, problem, selection) for tap in taps if tap != "output"}
-    return Attended(found["context"], narrowed, {name: x for name, x in found.items() if name.startswith("final_")})
+                tapped[name] = x.masked_fill(ruined, torch.nan)
+    narrowed = {tap: narrow(tapped[tap], tap, problem, selection) for tap in taps if tap != "output"}
+    return Attended(tapped["context"], narrowed, {name: x for name, x in tapped.items() if name.startswith("final_")})
 
 
 def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
@@ -137,8 +137,8 @@ def trace(problem: Problem, edits: Sequence[BoundEdit] = (), taps: Collection[st
     tracked = replace(problem, q=_tracked(problem.q), k=_tracked(problem.k), v=_tracked(problem.v))
     if (method := approximation_of(problem.spec)) is not None:
         needed = taps_of(problem.spec) if taps is None else taps
-        found = method.attend(tracked, edits, needed, traced=True)
-        return {tap: found[tap] for tap in taps_of(problem.spec) if tap in found}
+        tapped = method.attend(tracked, edits, needed, traced=True)
+        return {tap: tapped[tap] for tap in taps_of(problem.spec) if tap in tapped}
     return dict(stages(tracked, set(TAPS) - {"lse"}, edits))
 
 

@@ -19,7 +19,8 @@ SCORES_AT_ONCE = 2**20
 """Scores of a block, about, on a CPU, whose caches hold a part of them."""
 _ON_GPU = 8
 """The same on a GPU, as a multiple: there each operation on a block is a launch."""
-_FEW = 3
+MAX_PARTS_APART = 3
+"""Parts of meta tensors that are each run; of more, one stands for those between the first and the last."""
 _LEAST_ROWS = 16
 """Queries of a block below which reading the keys of all heads takes longer than the products."""
 _MANY = 64
@@ -36,7 +37,7 @@ def some_of(x: Tensor, parts: Sequence[PartT]) -> Iterator[PartT]:
 
     Of many parts of meta tensors, the one before the last stands for all between the first and the last.
     """
-    few = x.is_meta and len(parts) > _FEW
+    few = x.is_meta and len(parts) > MAX_PARTS_APART
     for at, times in ((0, 1), (-2, len(parts) - 2), (-1, 1)) if few else ((at, 1) for at in range(len(parts))):
         checkpoint()
         with REPEATED.get()(times):
@@ -87,15 +88,15 @@ def placed_tiles(problem: Problem, selection: Selection, *, all_heads: bool = Fa
     _, heads, queries, _ = problem.q.shape
     heads = heads if selection.heads is None else len(selection.heads)
     queries = queries if selection.queries is None else len(selection.queries)
-    found, head, start = [], 0, 0
+    placed, head, start = [], 0, 0
     for tile in blocks(problem, selection) if all_heads else tiles(problem, selection):
         rows = queries if tile.queries is None else len(tile.queries)
         across = 1 if tile.heads is not None and len(tile.heads) < heads else heads
-        found.append(PlacedTile(tile, slice(head, head + across), slice(start, start + rows)))
+        placed.append(PlacedTile(tile, slice(head, head + across), slice(start, start + rows)))
         start += rows
         if start == queries:
             head, start = head + across, 0
-    return found
+    return placed
 
 
 def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:
@@ -104,13 +105,13 @@ def put_together(parts: Iterator[Tensor], queries: int) -> Tensor:
     Of very many parts of meta tensors, the second represents the rest.
     """
     checkpoint()
-    found = [next(parts)]
-    rows = found[0].shape[2]
+    blocks_read = [next(parts)]
+    rows = blocks_read[0].shape[2]
     missing = queries - rows
-    if found[0].is_meta and missing > _MANY * rows:
-        found.append(found[0].new_empty(*found[0].shape[:2], missing, *found[0].shape[3:]))
+    if blocks_read[0].is_meta and missing > _MANY * rows:
+        blocks_read.append(blocks_read[0].new_empty(*blocks_read[0].shape[:2], missing, *blocks_read[0].shape[3:]))
         with REPEATED.get()(-(-missing // rows)):
             next(parts)
     else:
-        found += parts
-    return torch.cat(found, 2)
+        blocks_read += parts
+    return torch.cat(blocks_read, 2)

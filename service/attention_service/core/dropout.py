@@ -8,12 +8,12 @@ Source: Srivastava et al. 2014; on attention weights: Vaswani et al. 2017, secti
 import torch
 from torch import Tensor
 
-from attention_service.core.problem import Dropout
+from attention_service.core.problem import WeightDropout
 
 _LOW = 2**32 - 1
 
 
-def kept(dropout: Dropout, batch: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+def kept(dropout: WeightDropout, batch: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Bool ``[B, H, Q, K]``: which weights are kept, by their indices; the same on every device and in every block.
 
     batch ``[B]``, heads ``[H]``, queries ``[Q]``, keys ``[K]``: the requested integer indices.
@@ -23,7 +23,7 @@ def kept(dropout: Dropout, batch: Tensor, heads: Tensor, queries: Tensor, keys: 
     return mixed(row[..., None], keys) >= round(dropout.p * 2**32)
 
 
-def dropped(weights: Tensor, dropout: Dropout, keep: Tensor) -> Tensor:
+def dropped(weights: Tensor, dropout: WeightDropout, keep: Tensor) -> Tensor:
     """The kept weights, divided by 1 − p, and zeros."""
     return torch.where(keep, weights / (1 - dropout.p), 0)
 

@@ -24,7 +24,7 @@ DOT_PRODUCTS = AttentionSpec(score=Dot())
 
 
 @dataclass(frozen=True)
-class Memory:
+class PatternMemory:
     """Stored patterns and inverse temperature."""
 
     patterns: Tensor
@@ -98,7 +98,7 @@ class Retrieved:
         return Retrieved(**{"association": None} | here)
 
 
-def energy(memory: Memory, states: Tensor, lse: Tensor, ground: Tensor) -> Tensor:
+def energy(memory: PatternMemory, states: Tensor, lse: Tensor, ground: Tensor) -> Tensor:
     """Return the energy E(ξ) = −lse(β, Xᵀξ) + ½ ξᵀξ + β⁻¹ ln N + ½ max ‖x‖², ``[B, H, S]`` (eq. 2).
 
     lse ``[B, H, S]`` is ln Σ exp(β xᵀξ), and the paper's lse(β, ·) is that over β. ground is ``memory.ground()``.
@@ -107,7 +107,7 @@ def energy(memory: Memory, states: Tensor, lse: Tensor, ground: Tensor) -> Tenso
 
 
 def retrieve(
-    memory: Memory, states: Tensor, limit: int, eps: float | None = None, *, association: bool = False
+    memory: PatternMemory, states: Tensor, limit: int, eps: float | None = None, *, association: bool = False
 ) -> Retrieved:
     """Update states ``[B, H, S, D]`` ``limit`` times, or each until the norm of its update is below eps.
 
@@ -124,7 +124,7 @@ def retrieve(
     return replace(out, energy=out.energy[..., : taken + 1])
 
 
-def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int, eps: float | None) -> int:
+def _fall(memory: PatternMemory, x: Tensor, ground: Tensor, out: Retrieved, limit: int, eps: float | None) -> int:
     """Update one block of states, write the results, and return the number of updates of its slowest state."""
     x, weights = x.clone(), x.new_empty(*x.shape[:-1], memory.patterns.shape[2])
     falling = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
@@ -170,7 +170,7 @@ def _lse(scores: Tensor, weights: Tensor) -> Tensor:
     return (scores.gather(-1, largest.indices) - largest.values.log()).squeeze(-1)
 
 
-def _describe(memory: Memory, x: Tensor, weights: Tensor, out: Retrieved) -> None:
+def _describe(memory: PatternMemory, x: Tensor, weights: Tensor, out: Retrieved) -> None:
     """Describe the pattern that each state reached."""
     largest = weights.max(-1)
     out.weight.copy_(largest.values)

@@ -260,14 +260,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         sizes = [min(at_once, rows - start) for start in range(0, rows, at_once)]
     parts = x.reshape(rows, -1).split_with_sizes(sizes)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        found = torch.cat([checked(whole_linear(part, weight, bias)) for part in parts])
+        product_rows = torch.cat([checked(whole_linear(part, weight, bias)) for part in parts])
     else:
-        found = x.new_empty(rows, weight.shape[0])
+        product_rows = x.new_empty(rows, weight.shape[0])
         through = parts[:1] if x.is_meta else parts  # one after the other
-        for part, into in zip(through, found.split_with_sizes(sizes), strict=False):
+        for part, into in zip(through, product_rows.split_with_sizes(sizes), strict=False):
             checkpoint()
             into.copy_(whole_linear(part, weight, bias))
-    return found.view(*x.shape[:-1], weight.shape[0])
+    return product_rows.view(*x.shape[:-1], weight.shape[0])
 
 
 def project(

@@ -43,7 +43,7 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class WeightDropout:
     """Dropout: random weights become zero, the rest is divided by 1 − p."""
 
     p: float
@@ -53,7 +53,7 @@ class Dropout:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningInputs:
     """Inputs of a running state (method ``linear``) beside q, k and v; F is the number of features."""
 
     log_gate: Tensor | None = None
@@ -68,7 +68,7 @@ class Running:
     """True if the state after the last key is wanted."""
 
 
-_NOT_RUNNING = Running()
+_NOT_RUNNING = RunningInputs()
 
 
 @dataclass(eq=False, slots=True)  # not frozen: that takes four times as long to make
@@ -100,9 +100,9 @@ class Problem:
     """Integer ``[B, Q]``: the places of the queries and of as many new keys, for the position encoding alone."""
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     """The learned tensors of the spec, by name."""
-    recurrent: Running = _NOT_RUNNING
+    recurrent: RunningInputs = _NOT_RUNNING
     """Inputs of a running state."""
-    dropout: Dropout | None = None
+    dropout: WeightDropout | None = None
     global_qkv: tuple[Tensor, Tensor, Tensor] | None = None
     """Global queries, keys and values, in the shapes of q, k and v, from projections of their own
     (``core.masks.global_projections``)."""

@@ -20,10 +20,10 @@ def pullback(
     upstreams: one of each output's shape. ``again``: to be differentiated. ``keep``: keep the graph for another
     pullback. Raises ValueError.
     """
-    found = pullback_where_used(outputs, at, upstreams, again=again, keep=keep)
+    gradients = pullback_where_used(outputs, at, upstreams, again=again, keep=keep)
     return [
         torch.zeros_like(x, requires_grad=again) if gradient is None else gradient
-        for x, gradient in zip(at, found, strict=True)
+        for x, gradient in zip(at, gradients, strict=True)
     ]
 
 
@@ -46,9 +46,9 @@ def pullback_where_used(
     on_graph = tuple(x for x in at if x.requires_grad)  # HRM-Text runs some layers without a graph
     if not on_graph:
         return [None] * len(at)
-    found = iter(
+    gradients = iter(
         _engine_run_backward(
             tuple(outputs), tuple(upstreams), again or keep, again, on_graph, True, accumulate_grad=False
         )
     )
-    return [next(found) if x.requires_grad else None for x in at]
+    return [next(gradients) if x.requires_grad else None for x in at]

@@ -246,11 +246,11 @@ def narrow(x: Tensor, tap: str, problem: Problem, selection: Selection) -> Tenso
 
 def stage_tensors(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
     """Every learned tensor beside the projections and those of the method, by name, in the order of the computation."""
-    found = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
+    tensors = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
     if spec.add_bias_kv:
-        found["bias_k"] = Learned((widths.kv_heads * widths.key_dim,), fill=0.0, heads=None)
-        found["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
-    return found | SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
+        tensors["bias_k"] = Learned((widths.kv_heads * widths.key_dim,), fill=0.0, heads=None)
+        tensors["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
+    return tensors | SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
 
 
 def narrow_learned(problem: Problem, selection: Selection) -> Mapping[str, Tensor]:

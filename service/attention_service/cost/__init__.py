@@ -3,9 +3,11 @@
 FLOPs are counted from its sizes. What it holds and moves is seen in a rehearsal of its operation on meta tensors, and
 its time is a roofline of that. The estimate that is reported is the one by which a request is admitted and its kernel
 chosen.
+
+It imports the core. Read ``attention.py`` first.
 """
 
-from attention_service.cost.attention import Attention
+from attention_service.cost.attention import SizedAttention
 from attention_service.cost.circuit_cost import CircuitWork, parameter_matrices, spectrum_flops
 from attention_service.cost.clock import FORMS, NOTHING, Clock, Estimate, Factor, LearnedClock, Rates, Roofline, kind_of
 from attention_service.cost.datasheet import Datasheet
@@ -20,7 +22,7 @@ from attention_service.cost.flops import (
 from attention_service.cost.kernels import kernel_of, rank_seconds
 from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.rehearsal import Seen, rehearse
-from attention_service.cost.retrieval import Retrieval, retrieval_flops
+from attention_service.cost.retrieval import RetrievalSizes, retrieval_flops
 from attention_service.cost.similarity_cost import SimilarityWork
 from attention_service.cost.tensor_bytes import (
     input_bytes,
@@ -35,7 +37,6 @@ __all__ = [
     "FORMS",
     "NOTHING",
     "SECOND_PASSES",
-    "Attention",
     "CircuitWork",
     "Clock",
     "Datasheet",
@@ -43,10 +44,11 @@ __all__ = [
     "Factor",
     "LearnedClock",
     "Rates",
-    "Retrieval",
+    "RetrievalSizes",
     "Roofline",
     "Seen",
     "SimilarityWork",
+    "SizedAttention",
     "Traffic",
     "backward_flops",
     "executed_backward_flops",

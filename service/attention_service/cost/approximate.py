@@ -2,18 +2,18 @@
 
 from attention_contract.schemas.costs.complexity import StageFlops
 from attention_service.core.methods import Approximation, MethodCost, approximation_of
-from attention_service.cost.attention import Attention
+from attention_service.cost.attention import SizedAttention
 from attention_service.cost.pairs import score_cost
 from attention_service.cost.position_cost import token_flops
 from attention_service.cost.tensor_bytes import projections
 
 
-def approximated(x: Attention) -> Approximation | None:
+def approximated(x: SizedAttention) -> Approximation | None:
     """Return the approximation of a workload; None if its method is exact."""
     return approximation_of(x.spec)
 
 
-def method_cost(x: Attention) -> MethodCost:
+def method_cost(x: SizedAttention) -> MethodCost:
     """Return the cost that the method states."""
     method = approximated(x)
     if method is None:
@@ -21,7 +21,7 @@ def method_cost(x: Attention) -> MethodCost:
     return method.cost(x)
 
 
-def method_flops(x: Attention, *, backward: bool) -> StageFlops:
+def method_flops(x: SizedAttention, *, backward: bool) -> StageFlops:
     """FLOPs of one pass; ``scores`` are the products with queries and keys, ``normalizer`` the elementwise x."""
     counted = method_cost(x)
     one = counted.backward if backward else counted.forward
@@ -42,7 +42,7 @@ def method_flops(x: Attention, *, backward: bool) -> StageFlops:
     )  # fmt: skip
 
 
-def method_order(x: Attention, dimension: str, *, memory: bool) -> str:
+def method_order(x: SizedAttention, dimension: str, *, memory: bool) -> str:
     """Return the method's own order in the tokens, and the projections'."""
     method = approximated(x)
     if method is None:
@@ -55,7 +55,7 @@ def method_order(x: Attention, dimension: str, *, memory: bool) -> str:
     return f"O({time.replace('n', tokens)}{projecting})"
 
 
-def _of_score(x: Attention) -> tuple[int, int]:
+def _of_score(x: SizedAttention) -> tuple[int, int]:
     """FLOPs of the score on queries and keys: matrix products, and the rest. A linear method has none of its own."""
     if x.spec.method.name == "linear":
         return 0, 0

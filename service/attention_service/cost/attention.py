@@ -9,7 +9,7 @@ from attention_service.core.multihead import Sizes
 
 
 @dataclass(eq=False, kw_only=True)
-class Attention(Extent):
+class SizedAttention(Extent):
     """One attention with the widths of its module, which determine projections. A request that is bound is one."""
 
     @property

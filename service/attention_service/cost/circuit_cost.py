@@ -12,7 +12,7 @@ from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.cost.clock import Rates
 
 _BYTES = 8
-_COPIES = 4
+_DECOMPOSITION_COPIES = 4
 """Copies of a matrix that its decomposition holds: as float64, by columns, the workspace and the factor."""
 _SMALL = 12
 """Square matrices of a head's width that are held at a time."""
@@ -60,7 +60,7 @@ class CircuitWork:
     @property
     def peak_bytes(self) -> int:
         """Upper bound on the bytes that one request holds at a time, its reply included."""
-        at_once = [_COPIES * count * rows * columns for count, rows, columns in self.matrices]
+        at_once = [_DECOMPOSITION_COPIES * count * rows * columns for count, rows, columns in self.matrices]
         at_once += [_thin(shape) for shape in self.factors.values()]
         kept = sum(
             self.heads * width * ((left + right if self.vectors else 0) + 4)
@@ -136,4 +136,4 @@ def _values_of(left: int, right: int, width: int) -> int:
 
 def _thin(shape: tuple[int, int, int]) -> int:
     left, right, width = shape
-    return _COPIES * (left + right) * width + _SMALL * width**2
+    return _DECOMPOSITION_COPIES * (left + right) * width + _SMALL * width**2

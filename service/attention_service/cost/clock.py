@@ -33,6 +33,10 @@ class Estimate:
         """Add two consecutive times as if both were slow together: the bounds are rather too wide."""
         return Estimate(self.median + other.median, self.low + other.low, self.high + other.high)
 
+    def times(self, factor: float) -> "Estimate":
+        """Scale the time."""
+        return Estimate(factor * self.median, factor * self.low, factor * self.high)
+
     @classmethod
     def within(cls, median: float, factor: float) -> "Estimate":
         """Return bounds from the median divided by ``factor`` to the median times ``factor``."""

@@ -11,7 +11,7 @@ from attention_contract.schemas.costs.complexity import PassFlops, StageFlops
 from attention_contract.spec import Softmax
 from attention_service.core.masks.pair_count import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops
-from attention_service.cost.attention import Attention
+from attention_service.cost.attention import SizedAttention
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, mask_elements, normalizer_cost, score_cost
 from attention_service.cost.position_cost import position_cost, token_flops
@@ -23,7 +23,7 @@ _ORDER = ("scores", "capped_scores", "masked_scores", "lse", "weights")
 """Taps over pairs, in the order of the computation."""
 
 
-def flops(x: Attention, *, masked: bool) -> StageFlops:
+def flops(x: SizedAttention, *, masked: bool) -> StageFlops:
     """Count one forward pass, over every pair or over those that the spec's masks allow.
 
     Scores: the matrix products that the score states for pairs, queries and keys. Queries with projections of their
@@ -52,7 +52,7 @@ def flops(x: Attention, *, masked: bool) -> StageFlops:
     )
 
 
-def backward_flops(x: Attention, *, masked: bool, fused: bool, wrt: Collection[str] = EVERYTHING) -> StageFlops:
+def backward_flops(x: SizedAttention, *, masked: bool, fused: bool, wrt: Collection[str] = EVERYTHING) -> StageFlops:
     """Count the gradients of inputs and parameters: each matrix product of the forward pass becomes two.
 
     A projection has one product for each of them that gradients are requested for, by ``wrt``; the rest always has two.
@@ -95,7 +95,7 @@ def backward_flops(x: Attention, *, masked: bool, fused: bool, wrt: Collection[s
     )
 
 
-def tap_flops(x: Attention, taps: Collection[str], kernel: str) -> int:
+def tap_flops(x: SizedAttention, taps: Collection[str], kernel: str) -> int:
     """FLOPs of the stages that are recomputed for the taps that a kernel does not keep.
 
     For each pair: the score's, the softcap's 3, 1 for masks, the bias's, and the
@@ -119,18 +119,18 @@ def tap_flops(x: Attention, taps: Collection[str], kernel: str) -> int:
     return x.batch * (x.heads * x.queries * x.keys * each + tokens)
 
 
-def executed_flops(x: Attention, kernel: str) -> int:
+def executed_flops(x: SizedAttention, kernel: str) -> int:
     """FLOPs of one forward pass with this kernel: every pair, except the skipped ones."""
     return _executed(flops(x, masked=False), x, kernel)
 
 
-def executed_backward_flops(x: Attention, kernel: str, wrt: Collection[str] = EVERYTHING) -> int:
+def executed_backward_flops(x: SizedAttention, kernel: str, wrt: Collection[str] = EVERYTHING) -> int:
     """FLOPs of one backward pass with this kernel, with recomputation."""
     fused = kernel_of(x, kernel).recomputes
     return _executed(backward_flops(x, masked=False, fused=fused, wrt=wrt), x, kernel)
 
 
-def _executed(stages: StageFlops, x: Attention, kernel: str) -> int:
+def _executed(stages: StageFlops, x: SizedAttention, kernel: str) -> int:
     """FLOPs that the kernel executes."""
     attention = stages.scores + stages.normalizer + stages.values
     share = kernel_of(x, kernel).executed(x).pairs / x.pairs if x.pairs else 1.0
@@ -142,19 +142,19 @@ SECOND_PASSES = 2
 given ∂L/∂output, and the path from the weights back to q and k takes two more products."""
 
 
-def forward_pass(x: Attention) -> PassFlops:
+def forward_pass(x: SizedAttention) -> PassFlops:
     """The forward pass over all pairs and over the allowed ones."""
     return PassFlops(dense=flops(x, masked=False), masked=flops(x, masked=True))
 
 
-def backward_pass(x: Attention, *, fused: bool) -> PassFlops:
+def backward_pass(x: SizedAttention, *, fused: bool) -> PassFlops:
     """The backward pass over all pairs and over the allowed ones."""
     return PassFlops(
         dense=backward_flops(x, masked=False, fused=fused), masked=backward_flops(x, masked=True, fused=fused)
     )
 
 
-def pair_count(x: Attention, *, masked: bool) -> int:
+def pair_count(x: SizedAttention, *, masked: bool) -> int:
     """Query-key pairs of one head over the batch; ``masked``: those that the spec's masks allow, at the offset P."""
     if not masked or not x.spec.masks:
         return x.pairs
@@ -162,12 +162,12 @@ def pair_count(x: Attention, *, masked: bool) -> int:
     return x.batch * (allowed + x.queries * x.added_keys)
 
 
-def _apart_pairs(x: Attention) -> int:
+def _apart_pairs(x: SizedAttention) -> int:
     """Pairs that are computed once more, for queries with projections of their own."""
     return x.batch * x.heads * x.apart * x.keys
 
 
-def _of_tokens(x: Attention) -> tuple[int, int]:
+def _of_tokens(x: SizedAttention) -> tuple[int, int]:
     """FLOPs of the score on queries and keys, independent of the pairs: matrix products, and the rest."""
     score = score_cost(x)
     queries = x.batch * x.heads * x.queries
@@ -176,11 +176,11 @@ def _of_tokens(x: Attention) -> tuple[int, int]:
     return products, queries * score.query_flops + keys * score.key_flops
 
 
-def _tempered(x: Attention) -> int:
+def _tempered(x: SizedAttention) -> int:
     return int(x.spec.normalizer.temperature != 1)
 
 
-def _before_normalizer(x: Attention) -> int:
+def _before_normalizer(x: SizedAttention) -> int:
     softcap = 3 if x.spec.softcap is not None else 0
     masks = int(bool(x.spec.masks or x.mask_shape))
     return score_cost(x).pair_flops + softcap + masks + _tempered(x)

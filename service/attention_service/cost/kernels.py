@@ -3,12 +3,12 @@
 from attention_service.core.kernels import KERNELS, Kernel
 from attention_service.core.kernels.materialized import Materialized
 from attention_service.cost.approximate import approximated
-from attention_service.cost.attention import Attention
+from attention_service.cost.attention import SizedAttention
 from attention_service.cost.clock import Rates
 from attention_service.cost.pairs import fused_mask_elements
 
 
-def kernel_of(x: Attention, name: str) -> Kernel:
+def kernel_of(x: SizedAttention, name: str) -> Kernel:
     """Return the kernel of this name; for a method that approximates, its own arithmetic.
 
     Raises KeyError for a name that is not registered.
@@ -31,7 +31,7 @@ _FEW_QUERIES, _BACKWARD, _STAGES = 8, 3.5, 10
 operations of the stages."""
 
 
-def rank_seconds(x: Attention, name: str, rates: Rates, *, backward: bool) -> float:
+def rank_seconds(x: SizedAttention, name: str, rates: Rates, *, backward: bool) -> float:
     """Seconds by which kernels are ranked before one is rehearsed: a roofline of what each states of itself.
 
     On 447 random requests the chosen kernel took 1.025 times as long as the best on average, and 1.13 times at the 95th

@@ -93,8 +93,8 @@ def _promoted(x: Any, y: Any, **kwargs: Any) -> Tensor | None:
 
 
 def _divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor | None:
-    found = _promoted(x, y)
-    return found if found is None or found.is_floating_point() or rounding_mode else None
+    quotient = _promoted(x, y)
+    return quotient if quotient is None or quotient.is_floating_point() or rounding_mode else None
 
 
 def _flags(*args: Any) -> Tensor | None:

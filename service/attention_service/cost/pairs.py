@@ -7,14 +7,14 @@ from attention_contract.spec import Mask
 from attention_service.core.kernels.fused.kernel import band_of_sizes
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.scores import SCORES, ScoreCost
-from attention_service.cost.attention import Attention
+from attention_service.cost.attention import SizedAttention
 
 SCORE_TAPS = frozenset({"scores", "capped_scores", "masked_scores"})
 PAIR_TAPS = SCORE_TAPS | {"weights", "lse"}
 """Taps for which every score of the selected heads and queries is needed."""
 
 
-def mask_elements(x: Attention, masks: Sequence[Mask] | None = None) -> int:
+def mask_elements(x: SizedAttention, masks: Sequence[Mask] | None = None) -> int:
     """Elements of all masks of a request combined, after broadcasting; 0 without a mask. No mask is allocated.
 
     ``masks`` replaces the positional ones.
@@ -29,7 +29,7 @@ def mask_elements(x: Attention, masks: Sequence[Mask] | None = None) -> int:
     return prod(map(max, zip(*shapes, strict=True))) * x.keys if shapes else 0
 
 
-def fused_mask_elements(x: Attention) -> int:
+def fused_mask_elements(x: SizedAttention) -> int:
     """Elements of the mask that the fused kernel takes.
 
     There is none if the masks are known to be causal, and no positional one that hides nothing, such as for the last
@@ -42,11 +42,11 @@ def fused_mask_elements(x: Attention) -> int:
     return mask_elements(x)
 
 
-def normalizer_cost(x: Attention) -> PairCost:
+def normalizer_cost(x: SizedAttention) -> PairCost:
     """Return the cost per pair that the spec's normalizer states."""
     return NORMALIZERS.of(x.spec.normalizer).cost(x.keys)
 
 
-def score_cost(x: Attention) -> ScoreCost:
+def score_cost(x: SizedAttention) -> ScoreCost:
     """Return the cost of queries, keys and pairs that the spec's score states."""
     return SCORES.of(x.spec.score).cost(x.widths)

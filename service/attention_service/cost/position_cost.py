@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attention_service.core.positions import POSITIONS, PositionCost
-from attention_service.cost.attention import Attention
+from attention_service.cost.attention import SizedAttention
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,12 @@ class Role:
     width: int
 
 
-def position_cost(x: Attention, width: int = 0) -> PositionCost:
+def position_cost(x: SizedAttention, width: int = 0) -> PositionCost:
     """Return the cost that the spec's encoding states; ``width`` is that of the tensor to which it is added."""
     return POSITIONS.of(x.spec.position).cost(x.head_dim, width)
 
 
-def roles(x: Attention) -> list[Role]:
+def roles(x: SizedAttention) -> list[Role]:
     """Return the tensors to which an encoding is added; one tensor in several roles at the same places counts once."""
     apart = not same_places(x)
     keys = "key" in x.inputs or apart
@@ -29,23 +29,23 @@ def roles(x: Attention) -> list[Role]:
         both = [Role(x.queries, x.batch * x.heads * x.queries, x.head_dim)]
         return both + [Role(x.new_keys, x.batch * x.kv_heads * x.new_keys, x.head_dim)] * keys
     query, key, value = x.sizes.inputs
-    found = [Role(x.queries, x.batch * x.queries, query)]
-    found += [Role(x.new_keys, x.batch * x.new_keys, key)] * keys
-    return found + [Role(x.new_keys, x.batch * x.new_keys, value)] * ("value" in x.inputs)
+    tensor_roles = [Role(x.queries, x.batch * x.queries, query)]
+    tensor_roles += [Role(x.new_keys, x.batch * x.new_keys, key)] * keys
+    return tensor_roles + [Role(x.new_keys, x.batch * x.new_keys, value)] * ("value" in x.inputs)
 
 
-def same_places(x: Attention) -> bool:
+def same_places(x: SizedAttention) -> bool:
     """True if queries and new keys are known to have the same places."""
     return x.queries == x.new_keys and not x.batched_offsets
 
 
-def tabled_places(x: Attention) -> int:
+def tabled_places(x: SizedAttention) -> int:
     """Number of rotated places: those of the queries, and of the new keys if they differ."""
     rows = x.batch if x.batched_places else 1
     return rows * (x.queries + (0 if same_places(x) else x.new_keys))
 
 
-def token_flops(x: Attention) -> tuple[int, int]:
+def token_flops(x: SizedAttention) -> tuple[int, int]:
     """FLOPs for all tokens, forward and backward: addition, norm and rotation.
 
     The norm takes 4 for each number (square, sum, scale, weigh) and 3 for each mean; backward, 8 for each number:

@@ -18,7 +18,7 @@ _ENTROPY_FLOPS = 3
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class RetrievalSizes:
     """The sizes of one retrieval. Notation as in ``core.hopfield``; V is the width of an output projection."""
 
     batch: int
@@ -56,7 +56,7 @@ class Retrieval:
         return self.batch * self.heads * self.states * self.patterns
 
 
-def retrieval_flops(r: Retrieval) -> int:
+def retrieval_flops(r: RetrievalSizes) -> int:
     """Every step, the energy after the last one, what is said of its weights, and the projections.
 
     Beside the attention, a step finds each state's largest weight, and takes 8·D for β, energy and change.
@@ -70,6 +70,6 @@ def retrieval_flops(r: Retrieval) -> int:
     return r.steps * update + last + ground + _projecting_flops(r)
 
 
-def _projecting_flops(r: Retrieval) -> int:
+def _projecting_flops(r: RetrievalSizes) -> int:
     into = r.batch * r.heads * r.width * (r.states * (r.state_width or 0) + r.patterns * (r.stored_width or 0))
     return 2 * (into + r.batch * r.heads * r.states * r.width * (r.output_width or 0))

@@ -24,7 +24,7 @@ _PART: Final = 2**20
 Piece = bytes | bytearray | memoryview
 
 
-class Message(NamedTuple):
+class WorkerMessage(NamedTuple):
     """One message."""
 
     kind: str
@@ -38,7 +38,7 @@ def pieces_of(kind: str, facts: dict[str, Any] | None = None, body: Sequence[Pie
     return [_LENGTHS.pack(len(head), sum(map(len, body))) + head, *body]
 
 
-def read_message(source: RawIOBase) -> Message | None:
+def read_message(source: RawIOBase) -> WorkerMessage | None:
     """Wait for a message; None at the end of the pipe, also in the middle of a message."""
     if (lengths := _read(source, _LENGTHS.size)) is None:
         return None
@@ -46,7 +46,7 @@ def read_message(source: RawIOBase) -> Message | None:
     if (head := _read(source, head_size)) is None or (body := _read(source, body_size)) is None:
         return None
     kind, facts = orjson.loads(head)
-    return Message(kind, facts, body)
+    return WorkerMessage(kind, facts, body)
 
 
 def _read(source: RawIOBase, size: int) -> memoryview | None:

@@ -81,19 +81,19 @@ class RecordingStore:
 
     def listing(self, owner: str | None = None) -> RecordingList:
         """Every recording of an owner, the newest first."""
-        found, damaged, total = [], [], 0
+        recordings, damaged, total = [], [], 0
         for path in sorted(path for folder in self._folders(owner) for path in recordings_in(folder)):
             try:
                 size = path.lstat().st_size
-                found.append(self._described(path, size))
+                recordings.append(self._described(path, size))
                 total += size
             except FileNotFoundError:  # deleted meanwhile
                 continue
             except (Unreadable, SafetensorError, OSError):
                 damaged.append(path.stem)
-        found.sort(key=lambda each: (each.created, each.id), reverse=True)
+        recordings.sort(key=lambda each: (each.created, each.id), reverse=True)
         return RecordingList(
-            recordings=[summary(each) for each in found], bytes=total, limit_bytes=self.limit, damaged=damaged
+            recordings=[summary(each) for each in recordings], bytes=total, limit_bytes=self.limit, damaged=damaged
         )
 
     def path(self, recording: str, owner: str | None = None) -> Path:
@@ -268,12 +268,12 @@ def _bytes(path: Path) -> int:
 
 
 def _tensor(info: RecordingInfo, name: str) -> RecordedTensor:
-    found = next((each for each in info.tensors if each.name == name), None)
-    if found is None:
+    tensor = next((each for each in info.tensors if each.name == name), None)
+    if tensor is None:
         names = [each.name for each in info.tensors]
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         raise InvalidRequest.at("tensor", f"the recording has no {name[:80]!r}; it has {', '.join(names[:12])}{more}")
-    return found
+    return tensor
 
 
 def _missing(recording: str) -> RecordingNotFound:

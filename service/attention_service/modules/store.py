@@ -197,10 +197,10 @@ def _parameters_file(version: str) -> str:
 
 def _stamp(folder: Path) -> Stamp:
     try:
-        listed, found = folder.stat(), (folder / _CONFIG).lstat()
+        listed, config_stat = folder.stat(), (folder / _CONFIG).lstat()
     except OSError:
         return None
-    return listed.st_mtime_ns, found.st_mtime_ns, found.st_ino, found.st_size
+    return listed.st_mtime_ns, config_stat.st_mtime_ns, config_stat.st_ino, config_stat.st_size
 
 
 def _write_parameters(path: Path, module: Module) -> None:
@@ -295,7 +295,7 @@ def _checked(
     if dtypes != {config.dtype}:
         raise DamagedError(f"its parameters are {', '.join(sorted(dtypes))}; its config says {config.dtype}")
     # What was written is hashed, not what it means today, so that a version outlives new options of the config.
-    found = content_version(described["config"], parameters)
-    if found != described["version"]:
-        raise DamagedError(f"its content has version {found}, but {described['version']} was written")
+    version = content_version(described["config"], parameters)
+    if version != described["version"]:
+        raise DamagedError(f"its content has version {version}, but {described['version']} was written")
     return Module.of(name, config, parameters, source, described["version"])

@@ -148,10 +148,10 @@ def open_regular(path: Path, limit: int | None = None) -> int:
     """Open a regular file of at most ``limit`` bytes for reading. Raises OSError for any other, and for a link."""
     # Opening a pipe waits for a writer unless told not to.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and (limit is None or found.st_size <= limit):
+    opened = os.fstat(descriptor)
+    if stat.S_ISREG(opened.st_mode) and (limit is None or opened.st_size <= limit):
         return descriptor
     os.close(descriptor)
-    if stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; expected at most {limit}")
+    if stat.S_ISREG(opened.st_mode):
+        raise OSError(errno.EFBIG, f"it has {opened.st_size} bytes; expected at most {limit}")
     raise OSError(errno.EINVAL, "it is no regular file")

@@ -7,7 +7,7 @@ import pytest
 import trustme
 from structlog.testing import capture_logs
 
-from attention_contract.schemas.recordings import EXAMPLE
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING
 from attention_service.api.access import api_keys
 from attention_service.api.access.api_keys import create_key, revoke_key
 from tests.conftest import live_server
@@ -46,7 +46,7 @@ def test_every_change_leaves_one_line_with_its_caller_and_outcome(secure):
         http.post("/v1/modules/m/forward", json={"query": [[0.5] * 8]}, headers=headers)
         http.put("/v1/modules/m/parameters", json={"parameters": {}}, headers=headers)
         http.delete("/v1/modules/m", headers=headers)
-        recording = http.post("/v1/recordings", json=EXAMPLE, headers=headers).json()["id"]
+        recording = http.post("/v1/recordings", json=EXAMPLE_RECORDING, headers=headers).json()["id"]
         http.delete(f"/v1/recordings/{recording}", headers=headers)
     lines = [(entry["what"], entry["target"], entry["status"]) for entry in changes(entries)]
     assert lines == [

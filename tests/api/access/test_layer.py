@@ -11,10 +11,18 @@ from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from attention_client import Client, LensNotFound, RecordingNotFound, SessionNotFound, Unauthorized
+from attention_client import (
+    Client,
+    LensNotFound,
+    ProbeNotFound,
+    RecordingNotFound,
+    SessionNotFound,
+    Unauthorized,
+    VectorNotFound,
+)
 from attention_contract.errors import StoreFull, StoreReadOnly
 from attention_contract.operations import ANY_KEY, ASK, OPENAI_PATHS, OPERATIONS
-from attention_contract.schemas.recordings import EXAMPLE
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING
 from attention_service.__main__ import serve
 from attention_service.api.access import api_keys
 from attention_service.api.access.api_keys import KeyRing, create_key, revoke_key
@@ -217,9 +225,9 @@ def test_a_recording_belongs_to_the_key_that_stored_it(keyed, web):
     def ask(name, method="GET", path="/v1/recordings", **more):
         return web.request(method, url + path, headers=bearer(keys[name]), **more)
 
-    mine, yours = (ask(name, "POST", json=EXAMPLE).json()["id"] for name in ("ann", "bob"))
+    mine, yours = (ask(name, "POST", json=EXAMPLE_RECORDING).json()["id"] for name in ("ann", "bob"))
     assert mine != yours
-    assert ask("ann", "POST", json=EXAMPLE).json()["id"] == mine
+    assert ask("ann", "POST", json=EXAMPLE_RECORDING).json()["id"] == mine
     assert [each["id"] for each in ask("ann").json()["recordings"]] == [mine]
     assert {each["id"] for each in ask("boss").json()["recordings"]} == {mine, yours}
     assert ask("eye").json()["recordings"] == []
@@ -288,6 +296,44 @@ def test_a_lens_that_is_being_fitted_belongs_to_its_key_too(keyed):
             assert [(each.id, each.state) for each in client.models.lenses("tiny").lenses] == [(begun.id, "fitting")]
         ann.models.delete_lens(begun.id)
         assert ann.models.lenses("tiny").lenses == []
+
+
+def test_a_probe_belongs_to_the_key_that_stored_it(keyed, web):
+    url, _, keys = keyed
+    of = {"point": "hidden", "layer": 0}
+    with Client(url, api_key=keys["ann"], timeout=120) as ann, Client(url, api_key=keys["bob"], timeout=120) as bob:
+        mine, yours = (client.models.fit_probe("tiny", of, weights=np.ones(64)).id for client in (ann, bob))
+        assert mine != yours
+        assert [each.id for each in ann.models.probes("tiny").probes] == [mine]
+        for use in (bob.models.probe, bob.models.delete_probe):
+            with pytest.raises(ProbeNotFound):
+                use(mine)
+        for place in ("probes", "probes/of/ann", f"probes/of/ann/{mine}.safetensors"):
+            assert web.get(f"{url}/v1/checkpoints/{place}", headers=bearer(keys["bob"])).status_code == 404
+        ann.models.delete_probe(mine)
+        bob.models.delete_probe(yours)
+        assert ann.models.probes("tiny").probes == []
+
+
+def test_a_vector_belongs_to_the_key_that_stored_it(keyed, web):
+    url, _, keys = keyed
+    with Client(url, api_key=keys["ann"], timeout=120) as ann, Client(url, api_key=keys["bob"], timeout=120) as bob:
+        mine, yours = (client.vectors.fit("tiny", directions={"1": np.ones(64)}).id for client in (ann, bob))
+        assert mine != yours
+        assert [each.id for each in ann.vectors.list("tiny").vectors] == [mine]
+        for use in (bob.vectors.get, bob.vectors.delete, bob.vectors.export):
+            with pytest.raises(VectorNotFound):
+                use(mine)
+        added = {"1": [{"tap": "hidden", "add": {"vector": mine}}]}
+        with pytest.raises(VectorNotFound) as caught:
+            bob.models.forward("tiny", "Kate", edits=added)
+        assert caught.value.param == "edits.1.0.add.vector"
+        assert ann.models.forward("tiny", "Kate", edits=added).predictions
+        for place in ("vectors", "vectors/of/ann", f"vectors/of/ann/{mine}.safetensors"):
+            assert web.get(f"{url}/v1/checkpoints/{place}", headers=bearer(keys["bob"])).status_code == 404
+        ann.vectors.delete(mine)
+        bob.vectors.delete(yours)
+        assert ann.vectors.list("tiny").vectors == []
 
 
 def test_a_stream_takes_the_key_as_a_header_or_as_a_subprotocol(keyed):
@@ -401,7 +447,7 @@ def test_a_server_that_others_reach_does_not_start_without_a_key(tmp_path, capsy
 
 
 def test_the_first_start_makes_a_key_once_and_prints_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("attention_service.commands.Server", NoServer)
+    monkeypatch.setattr("attention_service.commands.DrainingServer", NoServer)
     monkeypatch.setattr("attention_service.commands.configure_logging", lambda *_: None)
     start = ["--host", "0.0.0.0", "--port", "0", "--first-key", "true", "--models-dir", str(tmp_path)]
     assert serve(start) == serve(start) == 0

@@ -16,7 +16,7 @@ import pytest
 from attention_client import Client
 from attention_contract.errors import CallerLimit
 from attention_contract.schemas.attention import Ran, RawForwardRequest, Select
-from attention_contract.schemas.recordings import EXAMPLE
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING
 from attention_contract.schemas.server import CallerLimits
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.api.access import quotas as module
@@ -196,7 +196,7 @@ def test_modules_sessions_pages_and_recordings_are_limited(tmp_path):
 def test_recordings_of_a_key_are_limited(tmp_path):
     key = create_key(tmp_path, "narrow", ["infer", "inspect"], CallerLimits(recordings_bytes=1))
     with live_server(tmp_path, require_keys=True) as url:
-        refused(httpx.post(f"{url}/v1/recordings", json=EXAMPLE, headers={"Authorization": f"Bearer {key}"}),
+        refused(httpx.post(f"{url}/v1/recordings", json=EXAMPLE_RECORDING, headers={"Authorization": f"Bearer {key}"}),
                 "recordings_bytes", 1)  # fmt: skip
 
 

@@ -19,8 +19,9 @@ from attention_client.cli.invocation import Invocation
 from attention_client.cli.tables import reply_tables
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
 from attention_contract.operations import OPERATIONS
+from attention_contract.request_names import names_of
 from attention_contract.schemas.attention import ApproximationError, ForwardReply
-from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
+from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply, WeightsRequest
 from attention_contract.wire import from_body, to_safetensors
 from tests.client.cli.command_line import invoke
 from tests.client.service import RAN, URL, reply_to
@@ -221,6 +222,28 @@ def test_only_keys_that_are_there_are_named(capsys):
     out = capsys.readouterr().out
     assert "1 (0.750)  0 (0.250)" in out
     assert "-1" not in out
+
+
+def test_the_largest_weights_have_the_labels_and_the_heads_of_the_request(capsys):
+    request = WeightsRequest(query=np.zeros((1, 2, 4)), labels=["the", "cat"], select={"heads": [5], "queries": [1]})
+    top = TopKeys(keys=np.array([[[[0, 1]]]]), weights=np.array([[[[0.75, 0.25]]]]))
+    reply = WeightsReply(statistics=HeadStatistics(), queries=np.array([2]), top=top, ran=RAN)
+    object.__setattr__(reply, "_names", names_of(request))
+    reply_tables.show(reply)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["5", "cat", "the", "(0.750)", "cat", "(0.250)"] in [row[-6:] for row in rows]
+
+
+def test_pairs_and_what_keys_receive_are_columns_of_the_heads(capsys):
+    statistics = HeadStatistics(
+        received=np.array([[0.25, np.nan], [0.125, 0.5]]), pairs={"both_first": np.array([0.75, 0.375])}
+    )
+    reply_tables.show(WeightsReply(statistics=statistics, queries=np.array(2), ran=RAN))
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines()]
+    assert "largest received" in printed
+    assert "pairs both first" in printed
+    assert [row[-2:] for row in rows if row[:1] == ["0"]] == [["0.25", "0.75"], ["0.5", "0.375"]]
 
 
 def test_an_error_is_one_line(capsys):

@@ -96,6 +96,17 @@ def test_selected_rows_have_their_tokens(capsys):
     assert "the    <s> (0.75)  the (0.25)" in capsys.readouterr().out
 
 
+def test_own_labels_stand_in_the_place_of_tokens(capsys):
+    request = ModelWeightsRequest(text="the\n", labels=["A", "B", "C"], select={"heads": [0], "keys": [1]})
+    whole = layer(0, [0.5, 0.25])
+    top = TopKeys(keys=KEYS[:1, :, :1], weights=WEIGHTS[:1, :, :1])
+    looked(reply([whole.model_copy(update={"top": top, "weights": WEIGHTS[:1, :, [1]]})], request))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["1"], "the number of the chosen key"
+    assert any(line.split()[:2] == ["B", "A"] for line in lines)
+    assert not any("the" in line.split() for line in lines)
+
+
 def test_each_text_of_a_batch_has_its_tables(capsys):
     looked(reply([layer(0, [0.5, 0.25], several=True)], labels=[LABELS, LABELS]))
     out = capsys.readouterr().out
@@ -199,7 +210,7 @@ def test_layers_that_see_images_are_shown_for_the_first_crop(capsys):
 
 
 def test_a_map_has_a_row_for_each_query_and_a_shade_for_each_weight(capsys):
-    print_map("0.1", np.array([[1.0, 0.0], [0.6, 0.3], [0.06, 0.04]]), ["a", "b" * 20, "c"], ["x", "y"])
+    print_map("0.1", np.array([[1.0, 0.0], [0.6, 0.3], [0.06, 0.04]]), ["a", "b" * 20, "c"])
     title, head, *rows, legend = capsys.readouterr().out.splitlines()
     assert title == "0.1"
     assert head.split() == ["0", "1"]
@@ -210,12 +221,12 @@ def test_a_map_has_a_row_for_each_query_and_a_shade_for_each_weight(capsys):
 
 
 def test_a_map_of_some_queries_names_them_by_their_numbers(capsys):
-    print_map("0.1", np.eye(2), ["a", "b"], ["x", "y"], [4, 6])
+    print_map("0.1", np.eye(2), ["a", "b"], [4, 6], [3, 12])
     assert [row.split()[0] for row in capsys.readouterr().out.splitlines()[2:4]] == ["4", "6"]
 
 
 def test_a_map_that_does_not_fit_a_terminal_is_left_out(capsys):
-    print_map("0.1", np.zeros((1, MOST + 1)), ["a"], ["x"] * (MOST + 1))
+    print_map("0.1", np.zeros((1, MOST + 1)), ["a"])
     assert capsys.readouterr().out == ""
 
 

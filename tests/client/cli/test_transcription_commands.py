@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from attention_client.cli.commands import transcription_commands
-from attention_contract.schemas.openai_api.transcriptions import HeardWord, Transcription
+from attention_contract.schemas.openai_api.transcriptions import HeardSegment, HeardWord, Transcription
 from tests.client.cli.command_line import invoke
 
 WORDS = [HeardWord(word="the", start=0.0, end=0.48), HeardWord(word="cat", start=0.48, end=12.5)]
@@ -25,7 +25,11 @@ class Played:
 
     def transcribe(self, model, file, **fields):
         self.call = (model, file, fields)
-        return Transcription(text="the cat", words=WORDS)
+        segment = HeardSegment(
+            id=0, seek=0, start=0.0, end=12.5, text=" the cat", tokens=[1], temperature=0.0, avg_logprob=-0.5,
+            compression_ratio=0.9, no_speech_prob=None,
+        )  # fmt: skip
+        return Transcription(text="the cat", words=WORDS, segments=[segment])
 
 
 @pytest.fixture
@@ -45,6 +49,13 @@ def test_each_word_has_a_line_with_its_seconds(played):
 
 def test_json_is_the_whole_reply(played):
     assert '"start":0.48' in invoke(["transcribe", "whisper", "a.wav", "--json"]).output
+
+
+def test_segments_are_captions(played):
+    result = invoke(["transcribe", "whisper", "a.wav", "--format", "srt", "--overlap", "2"])
+    assert result.output == "1\n00:00:00,000 --> 00:00:12,500\nthe cat\n\n"
+    assert played.call[2] == {"overlap": 2.0, "response_format": "verbose_json"}
+    assert invoke(["transcribe", "whisper", "a.wav", "--format", "vtt"]).output.startswith("WEBVTT\n\n00:00:00.000 -->")
 
 
 def test_a_sound_that_cannot_be_read_is_named():

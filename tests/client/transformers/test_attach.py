@@ -435,7 +435,7 @@ def test_a_dropout_of_everything_is_refused(client):
         ({"layers": [2]}, r"layers: expected layers among \[0, 1\]; got \[2\]"),
         ({"edits": {5: [KNOCK_OUT]}}, r"edits: .*got \[5\]"),
         ({"layers": [0], "edits": {1: [KNOCK_OUT]}}, r"edits: expected layers among \[0\]; got \[1\]"),
-        ({"edits": {1: [{"tap": "weights"}]}}, "exactly one of set, value and scale"),
+        ({"edits": {1: [{"tap": "weights"}]}}, "exactly one of set, value, scale and add"),
         ({"record": ["wieghts"]}, "record: .*wieghts"),
         ({"record": "weights"}, "expected a list"),
     ],

@@ -24,7 +24,7 @@ from attention_service.core.kernels.fused import cpu_blocks
 from attention_service.core.kernels.query_blocks import Cut
 from attention_service.core.masks import key_spans, rules
 from attention_service.core.multihead import learned_of
-from attention_service.core.problem import Dropout
+from attention_service.core.problem import WeightDropout
 
 WINDOW = AttentionSpec(masks=[SlidingWindow(left=3, right=1)])
 LONGFORMER = [AnyOf(of=[SlidingWindow(left=3, right=1), GlobalTokens(positions=[1])])]
@@ -43,7 +43,7 @@ REQUESTS = {
     "short bool mask": {"mask": NORMAL[0, 0, :, :6] > -1},
     "short float mask": {"mask": NORMAL[:, :, :1, :6], "key_lengths": LENGTHS},
     "past and offsets": {"past": 3, "offsets": torch.tensor([-4, 3, 3])},
-    "dropout": {"dropout": Dropout(0.4, 7)},
+    "dropout": {"dropout": WeightDropout(0.4, 7)},
 }
 
 
@@ -97,6 +97,7 @@ def assert_like_the_stages(problem):
         )
 
 
+@pytest.mark.sampled(every_spec_or_mask=24)
 def test_every_spec_and_mask_like_the_stages(every_spec_or_mask, make_problem):
     more = {} if every_spec_or_mask.masks else {"mask": NORMAL, "key_lengths": LENGTHS}
     assert_like_the_stages(problem_of(make_problem, every_spec_or_mask, **more))

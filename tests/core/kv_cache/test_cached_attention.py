@@ -23,7 +23,7 @@ from attention_service.core.cancellation import Abandoned, Cancellation, cancell
 from attention_service.core.kv_cache import attention
 from attention_service.core.kv_cache import runs as runs_module
 from attention_service.core.kv_cache.attention import attend_in_place, in_place_fault
-from attention_service.core.kv_cache.runs import Run
+from attention_service.core.kv_cache.runs import SlotRun
 from attention_service.core.problem import Problem
 
 CAUSAL = AttentionSpec(masks=[Causal()])
@@ -61,7 +61,7 @@ class Pages:
 
     def past(self, *runs):
         """A sequence over these ranges of slots."""
-        return [Run(self, start, stop - start) for start, stop in runs]
+        return [SlotRun(self, start, stop - start) for start, stop in runs]
 
 
 def dense(q, runs, spec, learned):
@@ -159,13 +159,13 @@ def test_forks_read_their_prefix_once(monkeypatch):
     pasts = [pages.past((0, 512), (576 + 64 * i, 580 + 64 * i)) for i in range(8)]
     read = []
 
-    class Watched(Run):
+    class Watched(SlotRun):
         @property
         def keys(self):
             read.append(self.tokens)
             return super().keys
 
-    monkeypatch.setattr(runs_module, "Run", Watched)
+    monkeypatch.setattr(runs_module, "SlotRun", Watched)
     attend_in_place(pages.queries(8, 4, 1), pasts, CAUSAL, {})
     assert sorted(read) == [4] * 8 + [512]
 

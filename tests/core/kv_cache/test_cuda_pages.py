@@ -13,7 +13,7 @@ from attention_service.core.kv_cache import cuda_pages, paged_trial
 from attention_service.core.kv_cache.attention import attend_in_place
 from attention_service.core.kv_cache.cuda_pages import PAGE
 from attention_service.core.kv_cache.paged_trial import paged_fault
-from attention_service.core.kv_cache.runs import Run
+from attention_service.core.kv_cache.runs import SlotRun
 from attention_service.core.problem import Problem
 
 SPECS = {None: AttentionSpec(masks=[Causal()]), 70: AttentionSpec(masks=[Causal(), SlidingWindow(left=70)])}
@@ -48,7 +48,7 @@ PAGES = [[(5, 2), (0, 1), (9, 0.5)], [(3, 1), (8, 0.25)], [(1, 0.75)]]
 
 def runs_of(slab, pages):
     """The runs of one sequence."""
-    return [Run(slab, int(first * PAGE), int(count * PAGE)) for first, count in pages]
+    return [SlotRun(slab, int(first * PAGE), int(count * PAGE)) for first, count in pages]
 
 
 def queries_of(slab, sequences, count):

@@ -12,7 +12,7 @@ from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
-from attention_service.core.problem import Dropout
+from attention_service.core.problem import WeightDropout
 from attention_service.core.scores import SCORES
 
 SCORE_OPTIONS = [
@@ -50,7 +50,7 @@ def test_every_combination(score, normalizer, make_problem, reference):
             found = attend(problem, kernel="materialized").context
             assert (found - reference(problem)["context"]).abs().max() <= 1e-12, given
         else:
-            problem = replace(problem, dropout=Dropout(dropout, 1))
+            problem = replace(problem, dropout=WeightDropout(dropout, 1))
         expected = gradients(problem, "materialized")
         for kernel in (each.name for each in KERNELS if each.name != "materialized"):
             if not unsuitable(kernel, given, torch.float64, Needs(dropout=dropout is not None)):

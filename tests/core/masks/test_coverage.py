@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.core.conftest import drawn_masks
 
 from attention_service.core.masks.bands import Band, Keys, Queries
-from attention_service.core.masks.pattern import Part, Tiles
-from attention_service.core.masks.random_blocks import Drawn
+from attention_service.core.masks.pattern import PatternPart, Tiles
+from attention_service.core.masks.random_blocks import DrawnBlocks
 from attention_service.core.masks.rules import pattern_of
 from attention_service.core.masks.tilings import Blocks, Leading, Remainder, Segments, Stripes
 
@@ -26,7 +26,7 @@ EXACT = {
     Segments: st.lists(st.integers(1, 9), max_size=4).map(
         lambda lengths: Segments((0, *torch.tensor([0, *lengths]).cumsum(0)[1:].tolist()))
     ),
-    Drawn: st.builds(Drawn, sizes, st.integers(0, 4), st.integers(0, 2**31 - 1), st.integers(0, 9)),
+    DrawnBlocks: st.builds(DrawnBlocks, sizes, st.integers(0, 4), st.integers(0, 2**31 - 1), st.integers(0, 9)),
 }
 cuts = st.sets(st.integers(1, 20), max_size=8)
 offsets = st.integers(-12, 30)
@@ -54,7 +54,7 @@ def compare(pattern, query_cuts, key_cuts, offset, *, exact):
 
 
 def test_every_part_is_drawn_here():
-    assert set(EXACT) == set(Part.__subclasses__())
+    assert set(EXACT) == set(PatternPart.__subclasses__())
 
 
 @pytest.mark.sampled(part=4)
@@ -72,7 +72,7 @@ def test_no_allowed_pair_is_left_out_and_no_forbidden_one_let_in(chosen, query_c
 
 
 def test_more_blocks_than_are_worth_drawing_are_left_open():
-    pattern = Drawn(size=1, count=4, seed=0, blocks=2000)
+    pattern = DrawnBlocks(size=1, count=4, seed=0, blocks=2000)
     tiles = Tiles(*(torch.tensor([[end]]) for end in (0, 999, 0, 9)))
     coverage = pattern.coverage(tiles)
     assert bool(coverage.some)

@@ -13,7 +13,7 @@ from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
 from attention_service.core.methods import METHODS
 from attention_service.core.positions import POSITIONS
-from attention_service.core.problem import Running
+from attention_service.core.problem import RunningInputs
 
 CAUSAL = {name: described for name, described in APPROXIMATIONS.items() if described.masks}
 
@@ -47,7 +47,7 @@ def test_grouped_heads_are_repeated_heads(every_approximation, make_problem):
         problem,
         k=problem.k.repeat_interleave(2, 1),
         v=problem.v.repeat_interleave(2, 1),
-        recurrent=Running(*(x if x is None else x.repeat_interleave(2, 1) for x in (given.log_gate, given.beta))),
+        recurrent=RunningInputs(*(x if x is None else x.repeat_interleave(2, 1) for x in (given.log_gate, given.beta))),
     )
     torch.testing.assert_close(attend(problem).context, attend(repeated).context, rtol=0, atol=1e-12)
 
@@ -63,7 +63,7 @@ def test_padding_is_as_if_it_were_not_there(every_approximation, make_problem):
         q=problem.q[:1, :, :5],
         k=problem.k[:1, :, :5],
         v=problem.v[:1, :, :5],
-        recurrent=Running(*(x if x is None else x[:1, :, :5] for x in (given.log_gate, given.beta))),
+        recurrent=RunningInputs(*(x if x is None else x[:1, :, :5] for x in (given.log_gate, given.beta))),
     )
     found = attend(spoilt).context
     torch.testing.assert_close(found[:1, :, :5], attend(short).context, rtol=0, atol=1e-11)

@@ -17,7 +17,7 @@ from attention_contract import spec
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.methods.features import orthogonal_directions
-from attention_service.core.problem import Problem, Running
+from attention_service.core.problem import Problem, RunningInputs
 
 CAUSAL = [spec.Causal()]
 
@@ -169,7 +169,7 @@ def test_delta_rules_are_transformers(rule, gated, state, monkeypatch):
     beta = normal(2, 3, 150, seed=4).sigmoid()
     initial = normal(2, 3, 8, 6, seed=5) if state else None
     method = spec.Linear(rule="gated_delta" if gated else "delta", scale=8**-0.5)
-    running = Running(log_gate[..., None] if gated else None, beta[..., None], initial, wanted=True)
+    running = RunningInputs(log_gate[..., None] if gated else None, beta[..., None], initial, wanted=True)
     found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL), recurrent=running))
 
     # Theirs computes in float32; in float64, all that is left to differ is the arithmetic.
@@ -199,7 +199,7 @@ def test_a_gated_state_is_minimaxs_lightning_attention(length):
         _, final = theirs(x, position_embeddings=None, attention_mask=None)
         three = theirs.act_fn(theirs.qkv_proj(x)).view(2, length, heads, 3 * width).transpose(1, 2)
     q, k, v = three.split(width, dim=-1)
-    running = Running(-rate.expand(2, -1, length, 1), wanted=True)
+    running = RunningInputs(-rate.expand(2, -1, length, 1), wanted=True)
     method = spec.Linear(rule="gated", features="identity")
     found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL), recurrent=running))
     assert_close(found.context.transpose(1, 2).flatten(2), seen["context"])

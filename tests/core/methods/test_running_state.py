@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from attention_contract import spec
 from attention_service.core.attention import attend
 from attention_service.core.methods import recurrence
-from attention_service.core.problem import Problem, Running
+from attention_service.core.problem import Problem, RunningInputs
 
 RULES = {
     "sum": spec.Linear(),
@@ -41,7 +41,7 @@ def small_chunks(monkeypatch):
 
 
 def chunked(monkeypatch, chunk, block, fine):
-    monkeypatch.setattr(recurrence.Running.__init__, "__defaults__", (chunk, block))
+    monkeypatch.setattr(recurrence.StateRule.__init__, "__defaults__", (chunk, block))
     monkeypatch.setattr(recurrence, "FINE_CHUNK", fine)
 
 
@@ -54,7 +54,7 @@ def problem_of(name, queries=11, keys=11, seed=0, *, causal=True, state=True, wa
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     fine = WIDTH if "feature" in name else 1
-    given = Running(
+    given = RunningInputs(
         normal(2, 2, keys, fine).mul(3).sigmoid().log() if "gated" in options.rule else None,
         normal(2, 2, keys, 1).sigmoid() if "delta" in options.rule else None,
         normal(2, 2, WIDTH, VALUE_WIDTH) if state else None,
@@ -155,7 +155,7 @@ def part(problem, start, stop, found=None):
 
     state = given.state if found is None else found["final_state"]
     total = given.normalizer if found is None else found.get("final_normalizer")
-    running_ = Running(cut(given.log_gate), cut(given.beta), state, total, True)
+    running_ = RunningInputs(cut(given.log_gate), cut(given.beta), state, total, True)
     return replace(problem, q=cut(problem.q), k=cut(problem.k), v=cut(problem.v), recurrent=running_)
 
 
@@ -175,6 +175,7 @@ def test_a_sequence_in_parts_is_the_whole(name, cuts, seed):
         torch.testing.assert_close(found[each], state, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.sampled(name=5)
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_through_everything(name):
     problem = problem_of(name, 6, 7)
@@ -185,7 +186,7 @@ def test_gradients_through_everything(name):
     def outputs(q, k, v, *rest):
         rest = list(rest)
         filled = {field: rest.pop(0) if getattr(given, field) is not None else None for field in fields}
-        found = attend(replace(problem, q=q, k=k, v=v, recurrent=Running(**filled, wanted=True)))
+        found = attend(replace(problem, q=q, k=k, v=v, recurrent=RunningInputs(**filled, wanted=True)))
         return found.context, *found.state.values()
 
     leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, *extra)]

@@ -13,7 +13,7 @@ from tests.models.answers.small_classifiers import loaded as classifier
 from tests.models.inputs.images import small_encoders
 from tests.models.small_models import device
 from tests.models.small_models import loaded as small
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.base import WireModel
 from attention_contract.schemas.analyses.context import ContextRequest
@@ -151,18 +151,28 @@ QUESTIONS: Final[dict[str, Question]] = {
     "forward": Question(ModelForwardRequest, INPUTS | {
         "layers": (Case(listed, {"return": ["weights"]}), Case(listed, {"return": ["hidden"]})),
         "return": (Case(["weights"]), Case(["logits"])),
-        "select": Case({"heads": [0]}, {"return": ["weights"]}), "positions": Case([0]), "top_k": Case(2),
+        "select": Case({"heads": [0]}, {"return": ["weights"]}), "top_k": Case(2),
+        "positions": (Case([0]), Case([[0]])),
         "average_heads": Case(True, {"return": ["weights"]}), "compare": Case("unedited"), "keep": Case(True),
+        "likelihood": Case("masked", changes="masked"),
     }),
     "weights": Question(ModelWeightsRequest, INPUTS | {
         "top_k": Case(2), "pool": Case(2), "return_weights": Case(False), "average_heads": Case(True),
-        "select": (Case({"heads": [0]}), Case({"queries": [1]}, {"return_weights": False, "pool": 2})),
-        "statistics": Case(["entropy"]), "statistic_options": Case({"window": 1}, {"statistics": ["locality"]}),
-        "normalize": Case("absolute", changes="state space"), "compare": Case("unedited"), "keep": Case(True),
+        "select": (
+            Case({"heads": [0]}), Case({"keys": [1]}), Case({"queries": [1]}, {"return_weights": False, "pool": 2}),
+        ),
+        "statistics": (Case(["entropy"]), Case(["received"])),
+        "statistic_options": (
+            Case({"window": 1}, {"statistics": ["locality"]}),
+            Case({"pairs": [[1, 1]]}, {"statistics": ["pairs"], "statistic_options": {"pairs": [[1, 0]]}}),
+        ),
+        "normalize": (Case("absolute", changes="state space"), Case("apc", {"statistics": ["max_weight"]})),
+        "compare": Case("unedited"), "keep": Case(True),
     }, {"layers": "all"}),
     "gradients": Question(ModelGradientsRequest, INPUTS | {
         "of": Case({"token": 5, "position": 1}), "wrt": (Case(["hidden"]), Case(["weights"])),
-        "select": Case({"heads": [0]}, {"wrt": ["weights"]}), "by_head": Case(False), "integrated": Case(3),
+        "select": Case({"heads": [0]}, {"wrt": ["weights"]}), "by_head": Case(False),
+        "integrated": (Case(3), Case({"steps": 3, "rule": "midpoint"}), Case({"steps": 3, "baseline": "mean"})),
         "check": Case(True),
     }),
     "effects": Question(ModelEffectsRequest, INPUTS | {
@@ -187,7 +197,7 @@ QUESTIONS: Final[dict[str, Question]] = {
     "complexity": Question(ModelComplexityRequest, {
         "images": Case([SQUARE] * 2, {"length": None, "images": [SQUARE]}, "vision"),
         "length": Case(20), "batch": Case(2), "new_tokens": Case(4), "weights": Case(True), "lens": Case(["hidden"]),
-        "fit": Case(True),
+        "fit": Case(True), "likelihood": Case("masked", changes="masked"),
         "sweep": Case(SWEEP), "from": Case({"parts": ["heads"], "text": "the dog"}),
         "to": Case({"parts": ["q"]}, {"from": {"parts": ["heads"], "text": "the dog"}}),
         "text": Case("the cat sat. the dog sat.", SENTENCES | {"length": None}),
@@ -201,6 +211,7 @@ QUESTIONS: Final[dict[str, Question]] = {
     }, {"length": 16}, takes_input=False),
 }  # fmt: skip
 ELSEWHERE: Final = {
+    "watch": "tests/models/server/test_probe_requests.py",
     "adapter": "tests/models/server/test_adapters.py", "lens": "tests/models/server/test_lens_requests.py",
     "kind": "tests/models/server/test_lens_requests.py", "mask_seed": "tests/models/inputs/images/test_encoders.py",
     "prompt_names": "tests/models/answers/test_vector_similarity.py",
@@ -209,6 +220,8 @@ ELSEWHERE: Final = {
 """Fields that need files, an adapter or a generation, and the tests that they have."""
 WITHOUT_EFFECT: Final = {
     "alone": "no pass", "encoding": "JSON reply",
+    ("weights", "labels"): "in a picture", ("weights", "query_labels"): "in a picture",
+    ("effects", "labels"): "in a picture", ("lens", "labels"): "in a picture",
     ("complexity", "heads"): "no cost", ("complexity", "temperature"): "no cost",
 }  # fmt: skip
 """Fields that change no answer of one caller alone, and words of what the contract says of them."""

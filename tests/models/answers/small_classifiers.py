@@ -19,8 +19,12 @@ PREFIXES = {"bart": "Bart", "bert": "Bert", "distilbert": "DistilBert", "gpt2": 
 
 
 def words():
-    """Return the tokenizer of tests, which puts token 1 before a text and token 2 behind each of two."""
+    """Return the tokenizer of tests, which puts token 1 before a text and token 2 behind each of two.
+
+    Token 12 is its mask.
+    """
     found = tokenizer()
+    found.add_special_tokens({"mask_token": "[MASK]"})
     found.backend_tokenizer.post_processor = TemplateProcessing(
         single="[UNK] $A [BOS]", pair="[UNK] $A [BOS] $B:1 [BOS]:1", special_tokens=[("[UNK]", 1), ("[BOS]", 2)]
     )

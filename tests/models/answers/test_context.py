@@ -6,7 +6,7 @@ import torch
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.models.small_models import eager, loaded, near
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidRequest
@@ -67,12 +67,12 @@ def test_ablations_are_separate_forwards_of_transformers(family):
         hidden.append(sentences(logits_of(reference, IDS, attention_mask=mask, position_ids=positions)))
         removed.append(sentences(logits_of(reference, [each for at, each in enumerate(IDS) if at not in source])))
     reply, run = answered(model)
-    assert [each.passes for each in run.stages] == [3, 1, 3, 3]
+    assert [each.counted for each in run.stages] == [3, 1, 3, 3]
     near([each.logprob for each in reply.answer], whole, 1e-4)
     near(reply.ablation.hidden, np.array(hidden) - whole, 1e-4)
     near(reply.ablation.removed, np.array(removed) - whole, 1e-4)
     alone, run = answered(model, alone=True)
-    assert [each.passes for each in run.stages] == [3, 1, 1, 1, 1, 1, 1, 1]
+    assert [each.counted for each in run.stages] == [3, 1, 1, 1, 1, 1, 1, 1]
     near(alone.ablation.hidden, reply.ablation.hidden, 1e-5)
     near(alone.ablation.removed, reply.ablation.removed, 1e-5)
 
@@ -82,7 +82,7 @@ def test_a_model_of_which_some_layers_have_no_keys_leaves_sources_out_one_by_one
     whole = sentences(logits_of(reference, IDS))
     left = [[each for at, each in enumerate(IDS) if at not in source] for source in SOURCES]
     reply, run = answered(loaded("lfm2"), **{"return": ["removed"]})
-    assert [each.passes for each in run.stages] == [1, 1, 1, 1]
+    assert [each.counted for each in run.stages] == [1, 1, 1, 1]
     near(reply.ablation.removed, [np.array(sentences(logits_of(reference, ids))) - whole for ids in left], 1e-4)
 
 
@@ -267,7 +267,7 @@ def test_the_price_counts_the_products_that_run(returned):
         model, ModelCosts(model),
         validate(ModelComplexityRequest, {"text": PROMPT, "answer": ANSWER, "return": returned}), 2**30,
     ).context  # fmt: skip
-    assert price.passes == sum(stage.passes for stage in run.stages)
+    assert price.passes == sum(stage.counted for stage in run.stages)
     assert price.peak_bytes == max(stage.peak_bytes for stage in run.stages)
     assert (price.sources, price.tokens) == (3, len(IDS))
     assert price.flops == pytest.approx(counter.get_total_flops(), rel=0.3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import ENCODERS, FAMILIES, PAIRS, device, loaded
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
@@ -15,8 +15,8 @@ from attention_contract.schemas.weights import StatisticName
 from attention_contract.tensor_files import from_pieces, to_safetensors
 from attention_contract.validation import validate
 from attention_service.models.answers.divided_questions import divided, may_divide
-from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.answers.model_forward import recorded_forward
+from attention_service.models.answers.model_weights import recorded_weights
 from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.loaded.checked_request import read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -24,10 +24,12 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 TEXTS = [[3, 4, 5, 6], [8, 3, 7, 9, 10, 3, 4], [6, 5, 7, 8, 4], [4, 9], [7, 7, 3, 5]]
 WORDS = ["the cat sat on the mat", "the dog sat", "the mat and the cat", "the dog and the dog", "the cat"]
 KNOCK_OUT = {"edits": {"1": [{"tap": "weights", "heads": [0], "set": 0}]}}
-PLAIN = [each for each in get_args(StatisticName) if each not in {"retrieval", "chosen_share", "sink_mass", "classes"}]
+APART = {"retrieval", "chosen_share", "sink_mass", "classes", "pairs"}
+PLAIN = [each for each in get_args(StatisticName) if each not in APART]
 """The statistics of every attention, without those that need a part of the text or what some models have alone."""
 FORWARDS = [
     {"top_k": 3, "positions": [-1, -2]},
+    {"top_k": 3, "positions": [[-1, 0], [2, -3], [1, 1], [0, 1], [-4, 3]]},
     {"return": ["weights", "output", "hidden", "logits"], "select": {"heads": [1]}, **KNOCK_OUT, "compare": "unedited"},
 ]
 WEIGHTS = [
@@ -36,12 +38,12 @@ WEIGHTS = [
 ]
 
 
-def compare(model, request, reply):
+def compare(model, request, recorded):
     """Compare the reply to a request in parts of two texts with that to all at once."""
     checked = read_request(model, request)
     assert may_divide(model, request, checked)
-    whole = reply(model, request, checked)
-    parts = divided(model, request, checked, 2, reply)
+    whole = recorded(model, request, checked).reply
+    parts = divided(model, request, checked, 2, recorded)
     count = len(checked.inputs.text.ids)
     assert next(parts) == min(2, count - 2)
     found = at_once(parts)
@@ -76,19 +78,19 @@ def same(found, expected, path=""):
 @pytest.mark.parametrize("fields", FORWARDS)
 def test_predictions_and_taps_are_those_of_one_pass(family, fields):
     if family in ENCODERS:  # they are without a head
-        fields = {name: value for name, value in fields.items() if name not in {"positions", "top_k"}}
+        fields = {name: value for name, value in fields.items() if name not in {"compare", "positions", "top_k"}}
     if family in ENCODERS and "return" in fields:
         fields = fields | {"return": ["weights", "output", "hidden"]}
     if family in PAIRS:
         fields = {"top_k": 3, "return": ["logits", *fields.get("return", ())[:3]]}
-    compare(loaded(family), validate(ModelForwardRequest, {"tokens": TEXTS, **fields}), forward_reply)
+    compare(loaded(family), validate(ModelForwardRequest, {"tokens": TEXTS, **fields}), recorded_forward)
 
 
 @pytest.mark.sampled(family=4)
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each not in PAIRS])
 @pytest.mark.parametrize("fields", WEIGHTS)
 def test_weights_and_statistics_are_those_of_one_pass(family, fields):
-    compare(loaded(family), validate(ModelWeightsRequest, {"tokens": TEXTS, **fields}), weights_reply)
+    compare(loaded(family), validate(ModelWeightsRequest, {"tokens": TEXTS, **fields}), recorded_weights)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +101,10 @@ def spoken():
 def test_answers_and_named_parts_of_texts_are_those_of_one_pass(spoken):
     answers = [f" {words.split()[1]} sat" for words in WORDS]
     fields = {"text": WORDS, "answer": answers}
-    compare(spoken, validate(ModelForwardRequest, fields), forward_reply)
+    compare(spoken, validate(ModelForwardRequest, fields), recorded_forward)
     options = {"passages": {"noun": ["cat", "dog", "mat", "dog", "cat"], "article": "the"}, "needle": "the"}
     fields |= {"statistics": ["classes", "retrieval"], "statistic_options": options}
-    compare(spoken, validate(ModelWeightsRequest, fields), weights_reply)
+    compare(spoken, validate(ModelWeightsRequest, fields), recorded_weights)
 
 
 def test_a_fault_of_the_last_text_is_found_before_the_first_and_names_its_place(spoken):
@@ -110,7 +112,7 @@ def test_a_fault_of_the_last_text_is_found_before_the_first_and_names_its_place(
     fields = {"text": WORDS, "statistics": ["classes"], "statistic_options": options}
     request = validate(ModelWeightsRequest, fields)
     with pytest.raises(InvalidRequest) as fault:
-        next(divided(spoken, request, read_request(spoken, request), 2, weights_reply))
+        next(divided(spoken, request, read_request(spoken, request), 2, recorded_weights))
     assert fault.value.param == "statistic_options.passages.noun.4"
 
 

@@ -17,7 +17,7 @@ from attention_contract.schemas.model_requests import (
 from attention_service.models.loaded.checked_request import check_request, read_request
 
 REFUSING = {
-    ("bert", "ForMaskedLM"): "does not predict the tokens of an answer",
+    ("bert", "ForMaskedLM"): "expected as many tokens as the text has mask tokens, 0; got 1|changes nothing here",
     ("bert", "ForTokenClassification"): "does not predict the tokens of an answer",
     ("bert", "ForSequenceClassification"): "does not predict the tokens of an answer",
     ("bert", "Model"): "does not predict the tokens of an answer",

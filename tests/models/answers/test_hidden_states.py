@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device, near
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_client.recording import record
 from attention_contract.errors import InvalidRequest
@@ -16,10 +16,10 @@ from attention_contract.schemas.analyses.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
-from attention_service.models.answers.lenses.residual_stream import find_stream
-from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_forward import forward_reply, recorded_forward
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.residual_stream import find_stream
 
 TEXT, TOKEN = "the cat sat on the mat", 7
 
@@ -90,8 +90,8 @@ def test_the_state_after_a_layer_is_one_number_in_every_reply(kind):
     way, model = TYPES[kind], built(kind)
     loaded = LoadedModel(kind, copy.deepcopy(model).requires_grad_(False), tokenizer(), device())
     request = ModelForwardRequest(text=TEXT, return_=["hidden"], keep=True)
-    forward = {layer.layer: layer.hidden for layer in forward_reply(loaded, request).layers}
-    kept = dict(loaded.recording.tensors())
+    found = recorded_forward(loaded, request)
+    forward, kept = {layer.layer: layer.hidden for layer in found.reply.layers}, dict(found.recording.tensors())
     states, gradients, logits = plain(model, way, loaded.reader.read(request).arguments)
     reply = ModelGradients(loaded, ModelGradientsRequest(text=TEXT, of={"token": TOKEN}, wrt=["hidden"])).reply()
     found = {layer.layer: layer.gradients["hidden"] for layer in reply.layers}

@@ -141,6 +141,20 @@ def test_a_value_is_put_into_its_own_text():
     check_weights(model, [(request, check_request(model, request)) for request in requests])
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_sixteen_requests_that_add_other_vectors_share_a_pass_with_one_that_adds_none(family):
+    model, draws = loaded(family), np.random.default_rng(0)
+    width = model.places["0"].output_width
+    requests = [validate(ModelForwardRequest, {"tokens": [3, 4, 5, 6, 7, 8, 9]})]
+    for number in range(16):
+        tap = ("output", "context", "q", "v")[number % 4]
+        add = draws.normal(size=width if tap == "output" else 1).astype(np.float32)
+        edits = {str(number % 2): [{"tap": tap, "add": 4 * add}]}
+        tokens = [3 + (at + number) % 8 for at in range(4 + number % 4)]
+        requests.append(validate(ModelForwardRequest, {"tokens": tokens, "edits": edits}))
+    check_predictions(model, [(request, check_request(model, request)) for request in requests])
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
 def test_requests_with_several_texts_share_a_pass_with_others(family):
     model = loaded(family)

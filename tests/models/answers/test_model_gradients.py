@@ -7,15 +7,17 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import DECODERS, IDS, PAIRS, eager, loaded
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
+from attention_service.models.answers.integrated_path import EmbeddingPath
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.costs.answer_parts import at_once
+from attention_service.models.costs.answer_parts import OwnTime, at_once
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.points import EMBEDDINGS
 from attention_service.runtime.device.torch_device import Device
 
 FAMILIES = (*DECODERS, *PAIRS)
@@ -179,8 +181,10 @@ def test_integrated_gradients_that_float16_cannot_hold_are_refused():
 def test_the_path_of_integrated_gradients_begins_where_the_number_is_that_of_zeros():
     """Every norm of Gemma 2 makes small states larger, so that 10 to the minus 12 is far from zero behind them all."""
     run = ModelGradients(loaded("gemma2"), ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=2))
-    decades, baseline = at_once(run._decades(1))
-    start, far = run._values([10.0**-decades, 1e-12])
+    embedded = run._runs.run().at[EMBEDDINGS].detach()
+    path = EmbeddingPath(run._runs, OwnTime(), run._path, 1)
+    decades, baseline = at_once(path.decades(embedded))
+    start, far = path.values(embedded, [10.0**-decades, 1e-12])
     near(start, baseline, 1e-3)
     assert abs(far - baseline) > 0.1
 

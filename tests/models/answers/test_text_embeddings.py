@@ -271,6 +271,31 @@ def test_the_forms_of_a_vector(sentences):
     np.testing.assert_allclose(vectors(loaded, input=ids).data[0].embedding, plain[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("scales", [True, False], ids=["scaled", "unscaled"])
+def test_normalize_says_whether_vectors_have_length_one(sentences, scales):
+    loaded = sentences(normalize=scales)
+    raw = np.array([by_transformers("bert", text, ["mean"]) for text in TEXTS])
+    assert abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
+    whole = np.array([unit(each) for each in raw])
+    expected = {
+        (): whole if scales else raw,
+        (("normalize", False),): raw,
+        (("normalize", True),): whole,
+        (("normalize", False), ("dimensions", 4)): raw[:, :4],
+        (("normalize", True), ("dimensions", 4)): np.array([unit(each[:4]) for each in raw]),
+    }
+    for fields, values in expected.items():
+        found = [each.embedding for each in vectors(loaded, **dict(fields)).data]
+        np.testing.assert_allclose(found, values, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_vectors_of_a_model_without_settings_are_unscaled_too(plain, family):
+    (found,) = vectors(plain(family), input="the cat sat", normalize=False).data
+    own = states(family, "the cat sat")
+    np.testing.assert_allclose(found.embedding, own.mean(0) if family == "bert" else own[-1], atol=1e-5)
+
+
 @pytest.mark.sampled(fields=3)
 @pytest.mark.parametrize(
     ("fields", "param"),
@@ -304,7 +329,7 @@ MODULES = [
 OTHER = "sentence_transformers.models.LSTM"
 
 
-@pytest.mark.sampled(content=8, says=8)
+@pytest.mark.sampled(content=5, says=5)
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [

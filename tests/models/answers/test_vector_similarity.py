@@ -5,8 +5,8 @@ import copy
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
-from tests.models_walk.compared import built
-from tests.models_walk.questions import PAIR, QUESTIONS
+from tools.models_walk.model_types import built
+from tools.models_walk.questions import PAIRS, QUESTIONS
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelGradientsRequest
@@ -61,11 +61,11 @@ def test_vectors_of_a_batch_are_the_pooled_states_of_transformers(small, kind, q
 def test_a_model_that_transformers_cannot_differentiate_is_told(small):
     _, loaded = small("reformer")
     with pytest.raises(InvalidRequest, match=r"cannot be differentiated.*send gradients: false") as fault:
-        plan_similarity(loaded, TextSimilarityRequest(pairs=[PAIR]))
+        plan_similarity(loaded, TextSimilarityRequest(pairs=PAIRS[:1]))
     assert fault.value.param == "gradients"
     with pytest.raises(InvalidRequest, match="cannot be differentiated"):
         ModelGradients(loaded, ModelGradientsRequest(tokens=[3, 4, 5], of={"token": 3}))
-    plain = TextSimilarityRequest(pairs=[PAIR], gradients=False)
+    plain = TextSimilarityRequest(pairs=PAIRS[:1], gradients=False)
     assert len(similarity_reply(loaded, plain, plan_similarity(loaded, plain)).similarity) == 1
 
 

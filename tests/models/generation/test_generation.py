@@ -22,10 +22,10 @@ from attention_contract.validation import validate
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_weights import weights_reply
-from attention_service.models.generation.generated_text import GeneratedText
+from attention_service.models.generation.decoding.generated_text import GeneratedText
+from attention_service.models.generation.decoding.sampling import Sampling
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.generation_plan import plan_generation
-from attention_service.models.generation.sampling import Sampling
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.inputs.token_texts import TokenDecoder
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import lines_of
@@ -35,18 +35,29 @@ PROMPTS = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
 NEW = 8
 
 
-def generated_objects(family, **fields):
-    """Return the objects that a request gives out, and those that end it."""
+def generated(family, **fields):
+    """Return the objects that a request gives out, and its end."""
     request = validate(CompletionRequest, {"model": family, "prompt": PROMPTS, "max_tokens": NEW, **fields})
     given = []
     model = loaded(family)
-    done = generate(model, request, plan_generation(model, request), given.extend)
+    return given, generate(model, request, plan_generation(model, request), given.extend)
+
+
+def generated_objects(family, **fields):
+    """Return the objects that a request gives out, and those that end it."""
+    given, done = generated(family, **fields)
     return given, done.last
 
 
 def completion(family, **fields):
-    (whole,) = generated_objects(family, **fields)[1]
-    return on_wire(Completion, whole)
+    return recorded_completion(family, **fields)[0]
+
+
+def recorded_completion(family, **fields):
+    """Return a completion, and the recording of its run."""
+    _, done = generated(family, **fields)
+    (whole,) = done.last
+    return on_wire(Completion, whole), done.recording
 
 
 def on_wire(kind, reply):
@@ -131,7 +142,7 @@ NOT_TAKEN = {
 }
 
 
-@pytest.mark.sampled(family=1)
+@pytest.mark.sampled(family=1, setting=4)
 @pytest.mark.parametrize("family", ["llama", "t5"])
 @pytest.mark.parametrize("setting", NOT_TAKEN)
 def test_settings_of_the_checkpoint_that_are_no_choice_of_one_token_from_one_pass_are_not_taken(
@@ -162,10 +173,12 @@ PLACED = [{"tap": "weights", "keys": [1], "set": 0, "renormalize": True}, {"tap"
 def test_settings_of_the_checkpoint_move_no_edit_and_keep_the_recording(settings, monkeypatch):
     fields = {"prompt": PROMPTS[1], "temperature": 0, "attention": {"weights": True, "keep": True}}
     fields["attention"]["edits"] = {"0": PLACED}
-    (plain,), kept = completion("llama", **fields).choices, loaded("llama").take_recording()
+    whole, kept = recorded_completion("llama", **fields)
+    (plain,) = whole.choices
     for name, value in settings.items():
         monkeypatch.setattr(loaded("llama").model.generation_config, name, value)
-    (found,), recording = completion("llama", **fields).choices, loaded("llama").take_recording()
+    whole, recording = recorded_completion("llama", **fields)
+    (found,) = whole.choices
     assert ids(found) == ids(plain)
     for ours, theirs in zip(found.attention, plain.attention, strict=True):
         np.testing.assert_allclose(ours.layers[0].weights, theirs.layers[0].weights, atol=1e-5)
@@ -271,10 +284,17 @@ def test_tokens_of_the_checkpoint_that_the_model_does_not_have_are_no_padding_an
     assert [ids(choice) for choice in completion("llama", **options).choices] == [ids(each) for each in plain.choices]
 
 
+@pytest.mark.parametrize("name", ["pairs", "alignment", "retrieval"])
+def test_statistics_of_several_queries_are_refused(name):
+    with pytest.raises(InvalidRequest) as fault:
+        completion("llama", attention={"statistics": ["entropy", name]})
+    assert fault.value.param == "attention.statistics.1"
+
+
 @pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
 def test_each_token_arrives_with_the_weights_of_the_query_that_chose_it(family):
-    names = ["entropy", "first_key", "own_position", "mean_distance", "duplicate_token", "classes"]
+    names = ["entropy", "first_key", "own_position", "mean_distance", "duplicate_token", "classes", "received"]
     attention = {
         "statistics": names, "statistic_options": {"token_classes": {"nouns": [4, 8]}}, "top_k": 2, "weights": True,
     }  # fmt: skip
@@ -302,6 +322,7 @@ def test_each_token_arrives_with_the_weights_of_the_query_that_chose_it(family):
                 )
                 shares = weights / weights.sum(-1, keepdims=True)
                 statistics = layer.statistics
+                np.testing.assert_allclose(statistics.received, weights, atol=2e-5)  # of one query
                 np.testing.assert_allclose(
                     statistics.entropy, -(shares * np.log(np.maximum(shares, 1e-30))).sum(-1), atol=2e-4
                 )
@@ -342,10 +363,12 @@ EDITS = [
     {"tap": "v", "keys": [0, 4], "scale": 0.5},
     {"tap": "q", "queries": [2, 3], "scale": 3.0},
     {"tap": "output", "queries": [3], "set": 0.1},
+    {"tap": "mlp", "set": 0},
+    {"tap": "hidden", "queries": [2, 5], "scale": -1.5},
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(family=4, edit=3)
 @pytest.mark.parametrize(
     ("family", "edit"),
     [("llama", each) for each in EDITS] + [*zip(["gpt2", "gemma2", "gpt_oss", "lfm2"], EDITS, strict=False)],
@@ -370,7 +393,7 @@ def test_edits_hold_for_the_whole_generation(family, edit):
         tokens.append(token.id)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(
     ("family", "layer"),
@@ -564,8 +587,8 @@ def test_nobody_waits_longer_than_a_token_for_a_generation_that_is_given_up():
 def test_a_kept_generation_of_a_decoder_has_the_prompt_before_its_encoder(family):
     edits = {"decoder.0": [{"tap": "context", "heads": [0], "queries": [2], "set": 0.0}]}
     attention = {"keep": True, "weights": True, "edits": edits}
-    (choice,) = completion(family, prompt=PROMPTS[1], temperature=0, attention=attention).choices
-    recording, loaded(family).recording = loaded(family).recording, None
+    found, recording = recorded_completion(family, prompt=PROMPTS[1], temperature=0, attention=attention)
+    (choice,) = found.choices
     assert recording.tokens["encoder"] == loaded(family).reader.readable(PROMPTS[1])
     assert recording.tokens["decoder"][1:] == [token.token for token in choice.attention]
     last = choice.attention[-1]
@@ -586,8 +609,7 @@ def test_a_kept_generation_is_priced_with_its_recording():
 
 
 def test_a_kept_run_is_a_recording_of_prompt_and_answer():
-    found = completion("llama", prompt=PROMPTS[1], temperature=0, attention={"keep": True})
-    recording, loaded("llama").recording = loaded("llama").recording, None
+    found, recording = recorded_completion("llama", prompt=PROMPTS[1], temperature=0, attention={"keep": True})
     (choice,) = found.choices
     names = loaded("llama").reader.readable([*PROMPTS[1], *ids(choice)])
     assert recording.tokens["layers"] == names

@@ -9,13 +9,14 @@ import torch
 from attention_contract.errors import ModelNotFound
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device.torch_device import Device
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 
 
 async def started(repository):
-    engine = Engine(repository, await asyncio.to_thread(Device.open, "cpu", 1), learns_times=False)
+    engine = Engine(repository, await asyncio.to_thread(Device.open, "cpu", 1), EngineSettings(learns_times=False))
     await engine.start()
     return engine
 

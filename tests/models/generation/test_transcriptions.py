@@ -10,11 +10,14 @@ import orjson
 import pytest
 import torch
 from tests.conftest import live_server
+from tests.models.generation.decoding.test_joined import compare
+from tests.models.inputs.sounds.small_listeners import listener, spoken
 from tests.models.inputs.sounds.small_sounds import (
     ENGLISH,
     GERMAN,
     NO_TIMES,
     RATE,
+    SECONDS,
     START,
     TRANSCRIBE,
     extractor,
@@ -33,8 +36,9 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.openai_api.transcriptions import Transcription, TranscriptionRequest
 from attention_contract.validation import validate
 from attention_service.core.inspection.time_warping import warped_frames, warping_path
-from attention_service.models.generation.generation import generate
-from attention_service.models.generation.transcription_plan import plan_transcription
+from attention_service.models.generation.decoding.decoder import Decoder
+from attention_service.models.generation.generation import RunningGeneration, decode, generate, read_prompts
+from attention_service.models.generation.plans.transcription_plan import plan_transcription
 from attention_service.models.process.reply_writing import lines_of
 
 LOOK = {"top_k": 1, "statistics": []}
@@ -42,6 +46,8 @@ LOOK = {"top_k": 1, "statistics": []}
 
 def answered(**fields):
     model = loaded("whisper")
+    if fields.get("response_format") == "verbose_json":
+        fields = {"timestamp_granularities": ["word"], **fields}
     request = validate(TranscriptionRequest, {"model": "whisper", "file": sent(speech()), "attention": LOOK, **fields})
     (whole,) = generate(model, request, plan_transcription(model, request), lambda _: None).last
     return validate(Transcription, orjson.loads(lines_of([whole])))
@@ -52,6 +58,56 @@ def reference(**options):
     return made("whisper")[0].generate(
         made_of["input_features"], attention_mask=made_of["attention_mask"], return_token_timestamps=True, **options
     )
+
+
+def running(decoder, **fields):
+    request = validate(TranscriptionRequest, {"model": "whisper", **fields})
+    plan = plan_transcription(decoder.loaded, request)
+    return RunningGeneration(decoder, request, plan, lambda _: None)
+
+
+def whole(ended):
+    return validate(Transcription, orjson.loads(lines_of(ended.last)))
+
+
+def test_sounds_share_passes_and_have_the_tokens_of_each_alone():
+    """One begins later, with a prompt; another has edits; the tokens are also those of transformers."""
+    fields = {
+        "response_format": "verbose_json", "timestamp_granularities": ["word"], "attention": LOOK | {"weights": True},
+    }  # fmt: skip
+    edits = {"cross.1": [{"tap": "weights", "heads": [0], "set": 0.0}]}
+    asked = [
+        {"file": sent(speech()), **fields},
+        {"file": sent(speech()[: 2 * RATE]), "language": "de", **fields},
+        {"file": sent(speech()), "prompt": "the cat", **fields},
+        {"file": sent(speech()[RATE:]), **fields, "attention": {"edits": edits}},
+    ]
+    decoder = Decoder(loaded("whisper"))
+    texts = [running(decoder, **each) for each in asked]
+    for at, each in enumerate(texts):
+        while each.unread:
+            assert not read_prompts(decoder, [each], 10_000)
+        assert not decode(decoder, [text for text in texts[: at + 1] if not text.has_ended])
+    while left := [each for each in texts if not each.has_ended]:
+        assert not decode(decoder, left)
+    decoder.close()
+    assert {each.joined for each in texts} == {len(asked)}
+    for each, text in zip(asked, texts, strict=True):
+        other = Decoder(loaded("whisper"))
+        alone = running(other, **each, alone=True)
+        while not alone.has_ended:
+            assert not (read_prompts(other, [alone], 10_000) if alone.unread else decode(other, [alone]))
+        other.close()
+        found, own = whole(text.end()), whole(alone.end())
+        assert (found.text, found.language) == (own.text, own.language)
+        assert found.words == own.words
+        assert [token.id for token in found.attention] == [token.id for token in own.attention]
+        for token, expected in zip(found.attention, own.attention, strict=True):
+            assert token.seconds == expected.seconds
+            for layer, theirs in zip(token.layers, expected.layers, strict=True):
+                compare(layer.model_dump(), theirs.model_dump())
+    ids = [token.id for token in whole(texts[0].end()).attention]
+    assert ids == reference(task="transcribe")["sequences"][0].tolist()[-len(ids) :]
 
 
 @pytest.mark.sampled(fields=1, options=1, first=1)
@@ -144,7 +200,7 @@ def test_edits_of_cross_attention_change_the_text():
         ({"prompt": "x" * 100}, "prompt"),
         ({"alignment_heads": [[0, 4]], "response_format": "verbose_json"}, "alignment_heads.0"),
         ({"attention": {"keep": True}}, "attention.keep"),
-        ({"file": sent(speech(7.0))}, "file"),
+        ({"overlap": SECONDS / 2 + 0.1}, "overlap"),
         ({"file": sent(b"no sound")}, "file"),
     ],
 )
@@ -184,6 +240,7 @@ def test_tokens_that_look_further_and_further_are_found_where_they_look():
 def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     whisper(root / "whisper")
+    listener(root / "listener")
     with live_server(root) as url:
         yield url
 
@@ -193,7 +250,12 @@ def test_the_server_answers_in_every_form(server):
     with Client(server) as client:
         assert client.models.get("whisper").takes == ["audio", "target"]
         found = client.models.transcribe(
-            "whisper", file_of(speech()), language="en", response_format="verbose_json", attention=LOOK
+            "whisper",
+            file_of(speech()),
+            language="en",
+            response_format="verbose_json",
+            attention=LOOK,
+            timestamp_granularities=["word"],
         )
         assert (found.text, found.words) == (expected.text, expected.words)
         assert [token.seconds for token in found.attention] == [token.seconds for token in expected.attention]
@@ -218,10 +280,32 @@ def test_the_server_answers_in_every_form(server):
             assert words in refused.json()["error"]["message"]
 
 
+def test_the_server_writes_down_a_long_sound(server):
+    """Each window is a turn of its own; captions are those of the segments, and events the text."""
+    said = "abc def gab cde fga bcd efg abc dec fab"
+    sound = file_of(spoken(said))
+    fields = {"language": "en"}
+    with Client(server) as client:
+        whole = client.models.transcribe("listener", sound, **fields)
+        verbose = client.models.transcribe("listener", sound, **fields, response_format="verbose_json")
+        *events, done = client.models.stream_transcription("listener", sound, **fields)
+    assert whole.text == done.text == "".join(event.delta for event in events) == said
+    assert verbose.segments
+    assert verbose.words
+    assert len(verbose.windows) == len(events) == 2
+    with httpx.Client(base_url=server, timeout=60) as http:
+        for form in ("srt", "vtt"):
+            data = {"model": "listener", "response_format": form, **fields}
+            response = http.post("/v1/audio/transcriptions", data=data, files={"file": ("a.wav", sound)})
+            assert response.headers["content-type"].startswith("text/plain")
+            assert response.text == verbose.captions(form)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("openai") is None, reason="needs openai")
 def test_the_openai_package_reads_the_transcript(server):
     import openai
+    from openai.types.audio import TranscriptionVerbose
 
     expected = answered(language="en", response_format="verbose_json", include=["logprobs"])
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
@@ -235,6 +319,11 @@ def test_the_openai_package_reads_the_transcript(server):
         model="whisper", file=file, language="en", response_format="verbose_json", temperature=0.0,
         timestamp_granularities=["word"], extra_body={"attention": {"layers": ["cross.0"], "top_k": 2}},
     )  # fmt: skip
+    file.seek(0)
+    both = client.audio.transcriptions.create(
+        model="whisper", file=file, response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    assert TranscriptionVerbose.model_validate(both.to_dict()).segments[0].seek == 0
     assert (whole.language, float(whole.duration)) == ("english", 5.0)
     assert [(word.word, word.start, word.end) for word in whole.words] == [
         (word.word, word.start, word.end) for word in expected.words
@@ -252,3 +341,4 @@ def test_the_openai_package_reads_the_transcript(server):
     with pytest.raises(openai.BadRequestError, match="file"):
         client.audio.transcriptions.create(model="whisper", file=("a.wav", b"no sound"))
     assert json.dumps(whole.to_dict())
+    client.close()

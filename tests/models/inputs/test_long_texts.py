@@ -5,9 +5,9 @@ import sys
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
-from tests.models_walk.compared import built
 from tests.passed_functions import PassedFunctions
 from tokenizers.processors import TemplateProcessing
+from tools.models_walk.model_types import built
 
 from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
 from attention_contract.wire import JSON

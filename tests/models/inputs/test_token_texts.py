@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.models.inputs.tokenizers_by_kind import END, kinds
 
-from attention_service.models.generation.generated_text import Characters, GeneratedText
+from attention_service.models.generation.decoding.generated_text import Characters, GeneratedText
 from attention_service.models.inputs.token_texts import TokenDecoder, TokenTexts
 
 
@@ -20,6 +20,7 @@ def told(decoder, prompt, ids):
     return [*parts[:-1], parts[-1] + rest] if parts else []
 
 
+@pytest.mark.sampled(name=4)
 @pytest.mark.parametrize("name", kinds())
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
@@ -32,6 +33,7 @@ def test_joined_bytes_are_the_text(name, data):
     assert "".join([*map(generated.add, ids), generated.rest()]) == expected.decode(errors="replace")
 
 
+@pytest.mark.sampled(name=4)
 @pytest.mark.parametrize("name", [each for each in kinds() if each != "Python"])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
@@ -43,6 +45,7 @@ def test_an_answer_goes_on_with_its_prompt(name, data):
     assert before + b"".join(told(TokenDecoder(kind.tokenizer), prompt, ids)) == whole
 
 
+@pytest.mark.sampled(name=4)
 @pytest.mark.parametrize("name", kinds())
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())

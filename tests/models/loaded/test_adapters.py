@@ -36,7 +36,7 @@ def arguments_of(family, count=1):
     return {"input_ids": ids, "decoder_input_ids": ids[:, :4]} if family == "t5" else {"input_ids": ids}
 
 
-@pytest.mark.sampled(kind=5)
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_gives_the_numbers_of_peft(tmp_path, kind):
     family, entries = KINDS[kind]

@@ -7,9 +7,9 @@ import torch
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.gguf import families
+from attention_service.models.folders.model_catalogue import find_folder
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.model_catalogue import find_folder
+from attention_service.modules.checkpoints.forms.gguf import families
 
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -32,7 +32,7 @@ def logits(model):
         return model(input_ids=IDS, **pairs).logits
 
 
-@pytest.mark.sampled(case=12)
+@pytest.mark.sampled(case=8)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_every_family_computes_what_its_class_does(tmp_path, case):
     family = FAMILIES[case]
@@ -103,6 +103,7 @@ def test_what_a_file_leaves_to_its_reader_is_llama_cpps(tmp_path, case):
         assert config["query_pre_attn_scalar"] == 8
 
 
+@pytest.mark.sampled(case=2)
 @pytest.mark.parametrize(("case", "scalar"), [("gemma2-27b", 8), ("gemma3-27b", 8), ("gemma2", 16), ("gemma3", 16)])
 def test_scores_of_gemma_are_scaled_by_the_size_of_the_model(tmp_path, case, scalar):
     """The weights of the first layer, from the file's numbers alone, in float64."""

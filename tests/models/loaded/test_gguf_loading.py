@@ -6,10 +6,12 @@ import torch
 
 from attention_client import Client
 from attention_contract.errors import InvalidCheckpoint
+from attention_contract.schemas.modules import ImportModule
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES, find_folder, listed
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.model_catalogue import PROCESS_BYTES, find_folder, listed
 from attention_service.models.passes.attention_pass import AttentionPass
-from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints import catalogue
+from attention_service.modules.checkpoints.import_plan import plan
 
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -187,13 +189,22 @@ def test_a_file_that_ends_in_its_header_is_refused(tmp_path, end):
         find_folder(tmp_path, "net.gguf")
 
 
+def test_the_list_names_the_entries_that_nobody_reads(tmp_path):
+    write(tmp_path / "net.gguf", llama(), entries={"odd": 3})
+    (row,) = (each for each in listed(tmp_path) if each.checkpoint == "net.gguf")
+    assert "llama.odd" in row.left_out
+
+
 def test_a_layer_is_not_imported_from_it(tmp_path):
     write(tmp_path / "net.gguf", llama())
+    (row,) = (each for each in catalogue.listed(tmp_path).checkpoints if each.path == "net.gguf")
+    assert row.bytes == (tmp_path / "net.gguf").stat().st_size
+    assert "cannot be imported as modules" in (row.problem or "")
     with pytest.raises(InvalidCheckpoint, match="cannot be imported as modules; ask the whole model"):
-        open_checkpoint(tmp_path, "net.gguf")
+        plan(tmp_path, ImportModule(checkpoint="net.gguf", layer=0))
 
 
 def test_without_the_package_the_refusal_names_the_extra(tmp_path, monkeypatch):
     write(tmp_path / "net.gguf", llama())
-    monkeypatch.setattr("attention_service.models.gguf_facts.find_spec", lambda name: None)
+    monkeypatch.setattr("attention_service.modules.checkpoints.forms.gguf.gguf_form.find_spec", lambda name: None)
     assert "attention-service[gguf]" in find_folder(tmp_path, "net.gguf").refused

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import IDS, device, loaded
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import EditableTap
@@ -83,6 +83,6 @@ def test_a_layer_without_weights_is_listed_with_the_reason():
 
 def test_a_model_that_computes_its_attention_says_what_is_not_seen():
     layer = last_layer("gpt_neo")
-    assert layer.taps == ["v", "weights", "context", "output", "hidden"]
-    assert layer.edits == ["v", "weights", "context", "output"]
+    assert layer.taps == ["v", "weights", "context", "output", "mlp", "hidden"]
+    assert layer.edits == ["v", "weights", "context", "output", "mlp", "hidden"]
     assert layer.refused["q"] == "the model computes this attention itself, and q is not seen there"

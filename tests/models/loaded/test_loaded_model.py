@@ -37,17 +37,17 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
 from attention_service.core.inspection.statistics import HEAD_STATISTICS
-from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_forward import forward_reply, recorded_forward
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.answers.model_weights import recorded_weights, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.folders.model_catalogue import find_folder
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.generation_plan import plan_generation
-from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.generation.plans.generation_plan import plan_generation
+from attention_service.models.inputs.model_inputs import TextInputs
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info, unseen_layers
-from attention_service.models.model_catalogue import find_folder
 from attention_service.models.passes import attention_pass
 from attention_service.models.process.process_pipes import problem_of
 from attention_service.models.process.served_model import ServedModel
@@ -89,7 +89,7 @@ def test_logits_and_weights_are_those_of_the_eager_model(family):
     if family in PAIRS:
         near(next(x for x in reply.layers if x.layer == "decoder.0").hidden, outputs.decoder_hidden_states[1][0])
     else:
-        near(reply.embeddings, outputs.hidden_states[0][0])
+        near(reply.entered, outputs.hidden_states[0][0])
     assert [str(each.layer) for each in reply.layers] == [*model.places]
     for each in reply.layers:
         if str(each.layer) in weights:
@@ -261,18 +261,20 @@ def test_a_selection_narrows_the_taps_and_not_the_statistics():
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_what_is_kept_is_a_recording_of_the_run(family):
     model = loaded(family)
-    reply = forward_reply(model, ModelForwardRequest(text="the cat sat", return_=["weights", "hidden"], keep=True))
-    recording = model.recording
+    request = ModelForwardRequest(text="the cat sat", return_=["weights", "hidden"], keep=True)
+    found = recorded_forward(model, request)
+    reply, recording = found.reply, found.recording
     stack = recording.encoder if family == "t5" else recording.layers
     near(stack["0.weights"], reply.layers[0].weights)
     near(stack["0.hidden"], reply.layers[0].hidden)
-    near(stack["embeddings"], reply.embeddings)
+    near(stack["embeddings"], reply.entered)
     assert recording.text == "the cat sat"
-    weights = weights_reply(model, ModelWeightsRequest(text="the cat sat", keep=True, layers=[reply.layers[0].layer]))
-    near(weights.layers[0].weights, reply.layers[0].weights)
-    assert len(model.recording.attentions) == 1
-    forward_reply(model, ModelForwardRequest(text="the cat"))
-    assert model.recording is None
+    weights = recorded_weights(
+        model, ModelWeightsRequest(text="the cat sat", keep=True, layers=[reply.layers[0].layer])
+    )
+    near(weights.reply.layers[0].weights, reply.layers[0].weights)
+    assert len(weights.recording.attentions) == 1
+    assert recorded_forward(model, ModelForwardRequest(text="the cat")).recording is None
 
 
 def test_labels_tell_tokens_and_their_characters():
@@ -346,20 +348,11 @@ def test_what_a_process_holds_of_a_gpu_is_reported_once_much_that_is_free_went_b
 def test_a_process_whose_gpu_is_lost_ends_after_the_request_that_lost_it(monkeypatch):
     with stand_in_gpu(monkeypatch) as gpu:
         served = ServedModel.__new__(ServedModel)
-        served.loaded = SimpleNamespace(device=gpu, take_recording=lambda: None)
+        served.loaded = SimpleNamespace(device=gpu)
         served.recover(RuntimeError("a launch with sizes that no device has"))
         gpu.poison()
         with pytest.raises(Stuck):
             served.recover(gpu.poisoned)
-
-
-def test_nobody_gets_the_recording_of_a_request_that_failed():
-    model = loaded("llama")
-    served, keeps = ServedModel(model), ModelForwardRequest(tokens=IDS, keep=True)
-    forward_reply(model, keeps)
-    assert model.recording is not None
-    served.recover(ValueError("its reply cannot be written"))
-    assert model.recording is None
 
 
 def test_memory_that_runs_out_in_a_process_is_reported_as_such():
@@ -426,7 +419,7 @@ def test_of_several_chat_templates_the_default_is_taken():
     for templates, written in ((several, "the cat!"), ({"tool_use": "no"}, None)):
         words = tokenizer()
         words.chat_template = templates
-        reader = InputReader(eager("llama"), words)
+        reader = TextInputs(eager("llama"), words)
         assert ("messages" in reader.takes) == (written is not None)
         if written is not None:
             assert reader.conversation(messages).text == written

@@ -29,10 +29,10 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
-from attention_service.models.passes import windowed_attention
+from attention_service.models.passes.observed import windowed_attention
 from attention_service.models.process.served_model import ServedModel
 
 IDS = [5, 3, 7, 8]

@@ -1,18 +1,16 @@
 """Models that compute their attention themselves, over real HTTP."""
 
-import asyncio
-
 import httpx
 import numpy as np
 import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.conftest import live_server
-from tests.models_walk.compared import built, error
-from tests.models_walk.own_windows import dense
+from tools.models_walk.differences import error
+from tools.models_walk.model_types import built
+from tools.models_walk.own_windows import dense
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
-from attention_service.models.server import worker_process
 
 TEXT = "the cat sat on the mat"
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
@@ -25,8 +23,7 @@ def models(tmp_path_factory):
     for kind in ("bloom", "deberta-v2", "longformer", "fnet"):
         built(kind).save_pretrained(root / kind)
         tokenizer().save_pretrained(root / kind)
-    with live_server(root) as url, Client(url, timeout=120) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_process, "create_subprocess_exec", asyncio.create_subprocess_exec)
+    with live_server(root) as url, Client(url, timeout=120) as client:
         client.models.url = url
         yield client.models
 

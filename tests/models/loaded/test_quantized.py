@@ -14,8 +14,8 @@ from tests.models.small_models import IDS
 from attention_client import Client
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.modules import ImportModule
+from attention_service.models.folders.model_catalogue import find_folder
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.model_catalogue import find_folder
 from attention_service.modules.checkpoints.import_plan import plan
 
 
@@ -32,6 +32,27 @@ def test_its_weights_are_unpacked(tmp_path, label):
     assert loaded.left_out == []
     for (name, own), other in zip(loaded.model.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(own, other, atol=1e-6, rtol=1e-6, msg=name)
+
+
+def test_scales_of_activations_are_told(tmp_path):
+    write(tmp_path / "net", "FP8")
+    scales = [name for name in load_file(tmp_path / "net" / "model.safetensors") if name.endswith(".input_scale")]
+    assert scales
+    told = f"input_scale of {len(scales)} modules (activations are not rounded here)"
+    assert find_folder(tmp_path, "net").info("net", None).left_out == [told]
+    assert opened(tmp_path / "net").left_out == []
+
+
+def test_files_that_are_links_into_the_repository_are_unpacked_too(tmp_path):
+    expected = write(tmp_path / "models" / "net", "FP8")
+    file, blobs = tmp_path / "models" / "net" / "model.safetensors", tmp_path / "blobs"
+    blobs.mkdir()
+    file.rename(blobs / "1f")
+    file.symlink_to(blobs / "1f")
+    assert find_folder(tmp_path, "models/net").refused is None
+    loaded = opened(tmp_path / "models" / "net")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    torch.testing.assert_close(loaded.model.get_parameter(name), expected.get_parameter(name), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("label", FORMS)

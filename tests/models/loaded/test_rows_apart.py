@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
-from tests.models.generation.test_joined import FAMILIES, TEXT, Callers, alone, loaded, same
+from tests.models.generation.decoding.test_joined import FAMILIES, TEXT, Callers, alone, loaded, same
 from tests.models.small_models import IDS, device
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest, NotFinite
@@ -45,6 +45,7 @@ def small_adapters():
     return small_adapters
 
 
+@pytest.mark.sampled(kind=5)
 @pytest.mark.parametrize(
     "kind", ["lora", "dora", "norms", "embedding", "scaled-embedding", "conv1d", "dora-conv1d", "encoder"]
 )
@@ -82,6 +83,7 @@ def rewritten(folder, change):
     save_file({name: change(name, x) for name, x in tensors.items()}, folder / ADAPTER_TENSORS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("role", ["lora_A", "lora_B", "magnitude", "lm_head"])
 def test_an_adapter_with_a_number_that_is_not_finite_is_refused_by_the_name_of_its_tensor(

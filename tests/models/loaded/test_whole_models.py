@@ -1,7 +1,6 @@
 """Whole models of transformers over real HTTP: the numbers of their eager selves, refusals, memory and costs."""
 
 import asyncio
-import itertools
 import json
 
 import numpy as np
@@ -14,14 +13,14 @@ from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 from tests.models.inputs.images import small_prompts as prompts
 from tests.models.inputs.images.small_encoders import noise, png, processor, sent, sharp
-from tests.models.towers.plain_towers import CLIP, openclip_tensors, write_openclip, write_timm
+from tests.modules.checkpoints.forms.towers.plain_towers import CLIP, openclip_tensors, write_openclip, write_timm
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_service.models.answers.model_weights import weights_reply
-from attention_service.models.model_catalogue import find_folder
+from attention_service.models.folders.model_catalogue import find_folder
 from attention_service.models.server import worker_process
 from attention_service.models.server.model_environment import KeptPrefixes
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
@@ -36,7 +35,7 @@ TEXT_SIZES = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def client(tmp_path_factory):
     """A client of a server with small models, one of them with Python files that its config names."""
     root = tmp_path_factory.mktemp("models")
     for family in FAMILIES:
@@ -45,10 +44,17 @@ def models(tmp_path_factory):
     add_code(root / "llama")
     save_clip(root / "clip")
     prompts.save(root / "gemma3", "gemma3")
-    with live_server(root) as url, Client(url, timeout=120) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_process, "create_subprocess_exec", asyncio.create_subprocess_exec)  # as the service does
+    with live_server(root) as url, Client(url, timeout=120) as client:
+        with pytest.MonkeyPatch.context() as patch:  # one process starts as the service starts it, which takes seconds
+            patch.setattr(worker_process, "create_subprocess_exec", asyncio.create_subprocess_exec)
+            client.models.forward("llama", TEXT)
         client.models.root = root
-        yield client.models
+        yield client
+
+
+@pytest.fixture(scope="module")
+def models(client):
+    return client.models
 
 
 def add_code(folder):
@@ -231,7 +237,7 @@ def test_an_idle_model_says_what_it_takes_and_whether_it_generates(models, name)
 
 
 @pytest.mark.slow
-def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
+def test_an_image_goes_in_and_attention_comes_out(client, models, tmp_path):
     image, path = Image.fromarray(noise()), tmp_path / "noise.png"
     path.write_bytes(png(noise()))
     reply = models.weights("clip", images=[path], top_k=1)
@@ -251,13 +257,11 @@ def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
     for each in pooled:
         np.testing.assert_allclose(each, vector[0], atol=1e-5)
     assert models.get("clip").takes == ["text", "images"]
-    drawn = models._client.plot("png", view="image", width=400).of(
-        models.weights, "clip", images=[image], layers=["vision.1"]
-    )
+    drawn = client.plot("png", view="image", width=400).of(models.weights, "clip", images=[image], layers=["vision.1"])
     assert drawn.data[:4] == b"\x89PNG"
     assert len(reply.request_names.images) == 1
     with pytest.raises(InvalidRequest) as caught:
-        models._client.plot(view="image").of(models.weights, "llama", TEXT, layers=[1])
+        client.plot(view="image").of(models.weights, "llama", TEXT, layers=[1])
     assert caught.value.param == "view"
 
 
@@ -289,7 +293,7 @@ def test_a_text_and_an_image_are_compared(models, tmp_path):
     assert caught.value.param == "pairs"
 
 
-@pytest.mark.slow  # processes of their own; without these, tests/models/towers has the numbers
+@pytest.mark.slow  # processes of their own; without these, tests/modules/checkpoints/forms/towers has the numbers
 @pytest.mark.parametrize("name", ["timm", "openclip"])
 def test_a_folder_of_another_library_is_listed_loaded_and_answers(models, name):
     if name == "timm":
@@ -359,9 +363,9 @@ def test_what_a_model_does_not_have_is_named(models, more, param):
     assert caught.value.param == param
 
 
-def test_a_kept_run_is_a_recording_with_the_models_numbers(models, eager):
+def test_a_kept_run_is_a_recording_with_the_models_numbers(client, models, eager):
     kept = models.forward("llama", TEXT, keep=True, return_=["q", "context"]).recording
-    recording = models._client.recordings.download(kept)
+    recording = client.recordings.download(kept)
     with torch.no_grad():
         expected = eager(ids(), output_attentions=True, output_hidden_states=True)
     for number, weights in enumerate(expected.attentions):
@@ -407,16 +411,15 @@ def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):
     assert costs.total_ms == pytest.approx(costs.prefill.predicted_ms + 8 * costs.per_token.predicted_ms)
 
 
-def test_processes_hold_what_was_estimated(models):
+def test_a_process_holds_what_was_estimated(models):
+    """That of the model whose process started as the service starts it; the others share their imports."""
     for _ in range(3):
         models.weights("llama", [TEXT] * 8)
-    models.load("clip")
-    held = [private_bytes(each) for each in psutil.Process().children() if each.cmdline()[-1].endswith(".process")]
-    estimates = [each.bytes for each in models.list().data if each.state == "resident"]
-    assert len(held) == len(estimates)
+    children = [each for each in psutil.Process().children() if each.cmdline()[-1].endswith(".process")]
+    (held,) = map(private_bytes, children)
+    (estimate,) = [each.bytes for each in models.list().data if each.id == "llama"]
     kept = MUCH + KeptPrefixes(2**29).of(0)  # for the next requests
-    for process, estimate in itertools.product(held, estimates):  # a small model takes little beside its imports
-        assert process / 1.2 < estimate < 1.2 * (process + kept)
+    assert held / 1.2 < estimate < 1.2 * (held + kept)  # a small model takes little beside its imports
 
 
 @pytest.mark.slow

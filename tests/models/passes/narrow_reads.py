@@ -6,7 +6,8 @@ from collections import Counter
 
 import torch
 from tests.client.tiny_models import tokenizer
-from tests.models_walk.compared import built, input_of, processor_of
+from tools.models_walk.eager_runs import input_of
+from tools.models_walk.model_types import built, processor_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

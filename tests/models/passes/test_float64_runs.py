@@ -11,16 +11,16 @@ import torch
 from safetensors.numpy import load_file
 from tests.models.passes import plain_models
 from tests.models.passes.narrow_reads import narrow_reads
-from tests.models_walk.compared import built
-from tests.models_walk.table_page import rows
+from tools.models_walk.model_types import built
+from tools.models_walk.table_page import rows
 
 from attention_contract.schemas.analyses.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
-from attention_service.models.answers.lenses.residual_stream import find_stream
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.residual_stream import find_stream
 from attention_service.models.passes.float64_runs import Float64, compute_in_float64
 
 IDS = [5, 3, 7, 8, 6, 4, 9, 10, 11]
@@ -75,7 +75,7 @@ def test_a_lens_computes_in_float64(root):
     assert share(parts + np.asarray(found.rest.others)[0] + found.rest.unembedding, plain[-1, [3, 4, 5]]) <= 1e-12
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(kind=8)
 @pytest.mark.parametrize("kind", [*PLAIN, "bloom", "mpt", "qwen3_next", "t5", "longformer", "vit", "clip", "whisper"])
 def test_nothing_of_a_float64_model_reads_less(kind):
     assert narrow_reads(kind) == {}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import IDS, device, near
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
@@ -15,7 +15,7 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 
@@ -79,5 +79,5 @@ def test_an_edit_of_one_map_acts_on_both_parts_of_the_values():
     value = {"1": [{"tap": "context", "heads": [2], "value": [[[[0.5] * 16]]]}]}
     assert forward(edits=value, layers=[1], **{"return": ["context"]}).layers[0].context[2].max() == 0.5
     request = {"model": "diffllama", "prompt": IDS, "attention": {"edits": value}}
-    with pytest.raises(InvalidRequest, match="by set or scale while tokens are generated"):
+    with pytest.raises(InvalidRequest, match="by numbers while tokens are generated"):
         plan_generation(loaded(), validate(CompletionRequest, request))

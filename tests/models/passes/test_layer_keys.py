@@ -8,16 +8,16 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device, near
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_forward import recorded_forward
 from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.reply_writing import lines_of
@@ -194,8 +194,7 @@ def test_edits_by_key_of_such_a_layer_are_refused_in_a_generation():
 def test_a_recording_says_whose_weights_it_cannot_hold(kind, layer):
     model = loaded(kind)
     fields = {"tokens": IDS, "keep": True, "return": ["q", "k", "context"]}
-    forward_reply(model, validate(ModelForwardRequest, fields))
-    recording = model.take_recording()
+    recording = recorded_forward(model, validate(ModelForwardRequest, fields)).recording
     names = {name for name, _ in recording.tensors()}
     assert {f"{layer}.q", f"{layer}.context", f"{layer}.hidden"} <= names
     assert not {f"{layer}.weights", f"{layer}.k"} & names

@@ -9,7 +9,7 @@ import torch
 from tests.client.tiny_models import tokenizer
 from tests.models import small_models
 from tests.models.small_models import device, near
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
@@ -19,7 +19,7 @@ from attention_service.models.answers.joined_questions import group_of, joined_r
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
-from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -209,9 +209,9 @@ def test_a_choice_has_no_gradient_and_no_edit_of_its_own():
 
 
 def test_a_layer_that_shares_the_choice_of_another_says_so():
-    places = loaded("dots3_note_text").places.values()
-    shared = next(place for place in places if place.beside.shares)
-    assert "chosen" in shared.described.taps
+    model = loaded("dots3_note_text")
+    shared = next(place for place in model.places.values() if place.beside.shares)
+    assert model.runner.refuses((shared.key, "chosen"), "read") is None
     with pytest.raises(InvalidRequest, match="an earlier layer chose; ask that layer for index_scores"):
         forward("dots3_note_text", layers=[shared.key], **{"return": ["index_scores"]})
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import IDS, device
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.errors import InvalidRequest, NotFinite
 from attention_contract.schemas.model_requests import ModelForwardReply

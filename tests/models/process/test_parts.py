@@ -8,15 +8,17 @@ from functools import cache
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_service.models.answers import model_gradients
 from attention_service.models.costs.answer_parts import at_once
-from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generation import Generation, decode, read_prompts
+from attention_service.models.generation.decoding.decoder import Decoder
+from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.module_hooks import before
-from attention_service.models.process.model_operations import OPERATIONS, ModelOperations
+from attention_service.models.passes.points import EMBEDDINGS
+from attention_service.models.process.model_operations import OPERATIONS, prepare
+from attention_service.models.process.priced_questions import AskedModel
 from attention_service.models.process.served import Answer, PricedRun
 
 FACTS = {"free_bytes": 2**40, "reader": "", "form": "application/json", "encoding": "list"}
@@ -39,6 +41,8 @@ REQUESTS = {
     },
     "lens": {"text": PROMPT, "of": ["hidden", "output", "heads"], "top_k": 3, "targets": ["cat"]},
     "jacobian": {"text": " ".join(TEXTS[:10]), "start": 0, "skip_first": 1, "max_tokens": 400},
+    "features": {"text": " ".join(TEXTS[:10]), "of": {"point": "hidden", "layer": "all"}, "positions": "all"},
+    "states": {"text": " ".join(TEXTS[:10]), "position": "mean"},
     "tokenize": {"model": "llama", "prompt": " ".join(TEXTS)},
 }  # fmt: skip
 VARIANTS = {
@@ -54,6 +58,7 @@ VARIANTS = {
 CASES = {name: (name, fields) for name, fields in REQUESTS.items()} | VARIANTS
 NOT_RUN = {
     "chat": "generates as complete does", "respond": "generates as complete does", "transcribe": "generates, too",
+    "rerank": "tests/models/answers/test_pair_scores.py", "score": "tests/models/answers/test_pair_scores.py",
     "adapt": "reads a file", "forget": "runs nothing",
 }  # fmt: skip
 
@@ -84,20 +89,20 @@ class Passes:
         self.tokens.clear()
 
 
-def parts_of(operations, passes, operation, fields):
+def parts_of(asked, passes, operation, fields):
     """The parts of an operation, run to its end."""
     body = memoryview(json.dumps(fields).encode())
-    work = operations.prepare(operation, body, FACTS, lambda _: None)
+    work = prepare(asked, operation, body, FACTS, lambda _: None)
     passes.end_part()
     while isinstance(work, PricedRun):
         work = work.run()
         if isinstance(work, Generator):
             work = drained(work, passes)
-        elif isinstance(work, Generation):
+        elif isinstance(work, RunningGeneration):
             while not work.has_ended:
-                assert not read_prompts(operations.decoder, [work], 512)
+                assert not read_prompts(asked.decoder, [work], 512)
                 passes.end_part()
-                assert not decode(operations.decoder, [work])
+                assert not decode(asked.decoder, [work])
                 passes.end_part()
             work = Answer(last=work.end().last)
         passes.end_part()
@@ -118,16 +123,19 @@ def test_every_operation_is_tried():
     assert {*REQUESTS} | {*NOT_RUN} == {*OPERATIONS}
 
 
+@pytest.mark.sampled(case=9)
 @pytest.mark.parametrize("case", CASES)
 def test_no_part_takes_more_than_a_pass_or_two(case):
     operation, fields = CASES[case]
-    operations = ModelOperations(loaded(), Decoder(loaded()))
+    asked = AskedModel(loaded(), Decoder(loaded()))
     for layer in range(loaded().shared_layers.count):  # short runs, once for a model
         assert loaded().begins_at(layer)
         assert loaded().begins_at(layer, narrow=True)
+    assert loaded().runner.refuses(EMBEDDINGS, "edit") is None
+    assert loaded().runner.refuses((0, "mlp"), "read") is None
     if operation in {"lens", "jacobian"} or case == "paths":
-        operations._residual_stream()  # of short texts, once for a model
-    parts_of(operations, passes := Passes(loaded()), operation, fields)
+        asked.stream()  # of short texts, once for a model
+    parts_of(asked, passes := Passes(loaded()), operation, fields)
     assert max(count for count, _ in passes.parts) <= MOST.get(operation, 2)
     texts, length = max(
         (shape for _, shapes in passes.parts for shape in shapes), key=lambda shape: shape.numel(), default=(1, 1)
@@ -138,12 +146,12 @@ def test_no_part_takes_more_than_a_pass_or_two(case):
 def test_a_trial_for_a_norm_of_each_head_is_a_part_of_its_own(monkeypatch):
     monkeypatch.setattr(model_gradients, "may_be_normed", lambda _: True)
     model = LoadedModel("hybrid", built("qwen3_next").requires_grad_(False), tokenizer(), device())
-    operations, passes = ModelOperations(model, Decoder(model)), Passes(model)
+    asked, passes = AskedModel(model, Decoder(model)), Passes(model)
     fields = {"text": PROMPT, "of": {"token": "cat"}, "layers": [next(iter(model.implicit.values())).key]}
-    parts_of(operations, passes, "gradients", fields)
+    parts_of(asked, passes, "gradients", fields)
     assert max(count for count, _ in passes.parts) == 2
     passes.parts.clear()
-    parts_of(operations, passes, "gradients", fields)
+    parts_of(asked, passes, "gradients", fields)
     assert sum(count for count, _ in passes.parts) == 1, "the model is tried once, and not at each request"
     model.close()
 
@@ -151,19 +159,19 @@ def test_a_trial_for_a_norm_of_each_head_is_a_part_of_its_own(monkeypatch):
 def test_the_model_is_left_as_it_was_between_any_two_parts():
     """Another question between the parts of one gets the numbers that it gets alone."""
     model = loaded()
-    operations = ModelOperations(model, Decoder(model))
-    operations._residual_stream()
+    served = AskedModel(model, Decoder(model))
+    served.stream()
     request = memoryview(b'{"text": "the dog sat", "wrt": ["tokens"], "of": {"token": "cat"}}')
 
     def asked():
-        work = operations.prepare("gradients", request, FACTS, lambda _: None)
+        work = prepare(served, "gradients", request, FACTS, lambda _: None)
         return at_once(work.run()).reply.tokens.tolist()
 
     alone = asked()
     for name in ("gradients", "effects", "context", "lens", "paths"):
         operation, fields = CASES[name]
         fields = fields | ({"integrated": 3} if name == "gradients" else {})
-        whole = operations.prepare(operation, memoryview(json.dumps(fields).encode()), FACTS, None)
+        whole = prepare(served, operation, memoryview(json.dumps(fields).encode()), FACTS, None)
         for number, _ in enumerate(whole.run()):
             if number % 7 == 0:
                 assert asked() == alone, name

@@ -5,28 +5,29 @@ from functools import cache
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, to_body
-from attention_service.models.generation.decoder import Decoder
+from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.process.model_operations import ModelOperations
+from attention_service.models.process.model_operations import prepare
+from attention_service.models.process.priced_questions import AskedModel
 
 WORD = "the cat "
 FACTS = {"free_bytes": 2**40, "reader": ""}
 
 
 @cache
-def operations():
+def asked():
     words = tokenizer()
     words.model_max_length = 2048
     model = built("llama", max_position_embeddings=2048).requires_grad_(False)
     loaded = LoadedModel("llama", model, words, device())
-    return ModelOperations(loaded, Decoder(loaded))
+    return AskedModel(loaded, Decoder(loaded))
 
 
 def requests(count):
@@ -44,7 +45,7 @@ def requests(count):
 def test_long_passes_are_announced_and_short_ones_are_not(operation):
     def seconds(count):
         body = to_body(requests(count)[operation], JSON, "request", "base64")
-        return operations().prepare(operation, memoryview(b"".join(body)), FACTS, lambda _: None).seconds
+        return prepare(asked(), operation, memoryview(b"".join(body)), FACTS, lambda _: None).seconds
 
     assert seconds(10) == 0
     assert seconds(400) > 0

@@ -11,9 +11,12 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.wire import JSON, to_body
 from attention_service.models.costs.answer_parts import at_once
+from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.costs.model_pace import ModelPace
+from attention_service.models.costs.question_stages import Stage
 from attention_service.models.process import served_model, timed_runs
-from attention_service.models.process.served import Answer, PricedRun
+from attention_service.models.process.finite_answers import end_of
+from attention_service.models.process.served import Answer
 from attention_service.models.process.served_model import ServedModel
 from attention_service.models.process.timed_runs import TimedRuns
 
@@ -99,21 +102,42 @@ def test_a_request_in_parts_learns_from_each(clock):
         yield 1
         return "done"
 
-    pace = ModelPace()
-    runs = TimedRuns(pace, "effects")
-    assert at_once(runs.parts(answer(), 2, 10.0)) == "done"
-    [told] = runs.told([Answer()])
-    assert (told.time.predicted.median, told.time.measured_ms) == (10.0 * (2 + 3 + 1), 3000.0)
+    costs = ModelCosts(loaded("llama"))
+    stage = Stage(1, 600)
+    each_ms = costs.work(stage).ms
+    told = at_once(TimedRuns(costs, stage, "effects").parts(answer(), 2))
+    assert told.reply == "done"
+    assert told.time.predicted.median == pytest.approx(each_ms * (2 + 3 + 1))
+    assert told.time.measured_ms == 3000.0
     for _ in range(2):
-        at_once(TimedRuns(pace, "effects").parts(answer(), 2, 10.0))
-    assert pace.estimate("effects", 10.0).median > 20.0
+        at_once(TimedRuns(costs, stage, "effects").parts(answer(), 2))
+    assert costs.pace.estimate("effects", each_ms).median > 2 * each_ms
+
+
+def test_each_part_announces_the_time_of_the_next_one():
+    def answer():
+        yield 3
+        yield 1
+        return "done"
+
+    costs, stage = ModelCosts(loaded("llama")), Stage(1, 600)
+    runs = TimedRuns(costs, stage, None)
+    assert [*runs.parts(answer(), 2)] == pytest.approx([3 * costs.seconds(stage), costs.seconds(stage)])
+    before = costs.seconds(stage)
+    assert before > costs.work(stage).ms / 1e3
+    for _ in range(5):
+        costs.pace.note("effects", 1.0, 20.0)  # a machine that is busy
+    assert TimedRuns(costs, stage, "effects").seconds(1) == pytest.approx(20 * before, rel=0.1)
 
 
 def test_a_request_of_several_passes_tells_their_sum(clock):
-    runs, further = TimedRuns(ModelPace(), "effects"), PricedRun(0, Answer)
-    assert runs.run(lambda: further, 5.0) is further
-    time = runs.run(Answer, 7.0).time
-    assert (time.purpose, time.predicted.median, time.measured_ms) == ("effects", 12.0, 2000.0)
+    costs, stage = ModelCosts(loaded("llama")), Stage(1, 600)
+    runs, further = TimedRuns(costs, stage, "effects"), object()
+    assert runs.run(lambda: further, 5) is further
+    runs.run(Answer, 7)
+    [answer] = runs.told([Answer()])
+    assert answer.time.predicted.median == pytest.approx(12 * costs.work(stage).ms)
+    assert (answer.time.purpose, answer.time.measured_ms) == ("effects", 2000.0)
 
 
 @pytest.mark.parametrize("operation", QUESTIONS)
@@ -132,7 +156,7 @@ def test_questions_learn_from_what_ran_and_tell_their_interval(model, clock, ope
     }  # fmt: skip
     if operation != "gradients":
         asked = ModelComplexityRequest(length=len(IDS), weights=operation == "weights")
-        price = model._operations.costs.report(asked, 2**30).prefill
+        price = end_of(prepared(model, "complexity", asked)).reply.prefill
         assert price.predicted_ms == pytest.approx(1000.0)
         assert price.predicted_low_ms < 1000.0 < price.predicted_high_ms
 
@@ -159,7 +183,8 @@ def test_a_generation_learns_its_prompt_and_its_tokens_apart(model, clock):
     assert answer.time.predicted.median == pytest.approx(6000.0)
     ran = answer.last[-1]["ran"]
     assert (ran["compute_ms"], ran["predicted_ms"]) == pytest.approx((6000.0, 6000.0))
-    price = model._operations.costs.report(ModelComplexityRequest(length=len(IDS), new_tokens=3), 2**30)
+    asked = ModelComplexityRequest(length=len(IDS), new_tokens=3)
+    price = end_of(prepared(model, "complexity", asked)).reply
     assert price.total_ms == pytest.approx(6000.0, rel=0.1)
     assert price.total_low_ms < price.total_ms < price.total_high_ms < math.inf
 

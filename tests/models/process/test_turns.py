@@ -16,7 +16,7 @@ from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.process import turns as process_turns
 from attention_service.models.process.served import Answer, PricedRun
 from attention_service.models.process.turns import Turns
-from attention_service.models.worker_messages import Message
+from attention_service.models.worker_messages import WorkerMessage
 
 
 class Pipes:
@@ -146,11 +146,11 @@ class Model:
 def ask(number, operation, caller="a", **more):
     facts = {"operation": operation, "free_bytes": 99, "memory": None, "form": JSON, "encoding": "list"}
     facts |= {"caller": caller, **more}
-    return Message("ask", {"request": number, **facts}, memoryview(b""))
+    return WorkerMessage("ask", {"request": number, **facts}, memoryview(b""))
 
 
 def go(number):
-    return Message("go", {"request": number, "queue_ms": 0.0, "load_ms": 0.0, "owner": None}, memoryview(b""))
+    return WorkerMessage("go", {"request": number, "queue_ms": 0.0, "load_ms": 0.0, "owner": None}, memoryview(b""))
 
 
 def turns(pipes, model):
@@ -247,7 +247,9 @@ def test_a_request_that_was_admitted_leaves_at_once():
     pipes, model = Pipes(ask(0, "effects"), go(0), ask(1, "weights", "b"), ask(2, "forward", "b")), Model()
 
     def in_a_pass(_):
-        pipes.now = [go(1), go(2), Message("cancel", {"request": 2}, memoryview(b""))] if len(model.passes) == 1 else []
+        pipes.now = (
+            [go(1), go(2), WorkerMessage("cancel", {"request": 2}, memoryview(b""))] if len(model.passes) == 1 else []
+        )
 
     model.in_a_pass = in_a_pass
     with pytest.raises(Empty):
@@ -262,7 +264,7 @@ def test_a_sweep_that_is_cancelled_begins_no_further_pass(within):
     def in_a_pass(number):
         if number == 3:
             pipes.cancellations[0].cancelled = within
-            pipes.now = [Message("leave", {"request": 0}, memoryview(b"")), go(1)]
+            pipes.now = [WorkerMessage("leave", {"request": 0}, memoryview(b"")), go(1)]
 
     model.in_a_pass = in_a_pass
     with pytest.raises(Empty):
@@ -323,7 +325,7 @@ def test_a_short_question_waits_for_no_long_one_of_its_own_caller():
 
 
 def test_a_long_text_is_read_beside_the_loop_which_goes_on_meanwhile():
-    text = Message("ask", ask(0, "long").facts, memoryview(b" " * 20_000))
+    text = WorkerMessage("ask", ask(0, "long").facts, memoryview(b" " * 20_000))
     pipes, model, went_on = Pipes(text, ask(1, "effects", "b"), go(1)), Model(), Event()
     pipes.admits, pipes.awaits = [0], True
 
@@ -354,7 +356,7 @@ def test_what_a_load_leaves_is_looked_through_by_no_later_collection(monkeypatch
     garbage = []
 
     class Pipes:
-        next = staticmethod(iter([Message("load", {"memories": []}, memoryview(b""))]).__next__)
+        next = staticmethod(iter([WorkerMessage("load", {"memories": []}, memoryview(b""))]).__next__)
         take_over = classmethod(lambda cls: cls())
         send = Mock()
 

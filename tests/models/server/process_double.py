@@ -5,13 +5,14 @@ import itertools
 from pathlib import Path
 
 from attention_contract.errors import ModelEnded
-from attention_service.models.model_catalogue import ModelFolder
+from attention_service.models.folders.model_catalogue import ModelFolder
 from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.reply_memories import ReplyMemories
 from attention_service.models.server.worker_process import WorkerProcess
-from attention_service.models.worker_messages import Message
+from attention_service.models.worker_messages import WorkerMessage
+from attention_service.modules.checkpoints.forms.form import Facts, Form
 
-FOLDER = ModelFolder("one", Path("one"), {}, 0, 0, 0, "float32", None, None)
+FOLDER = ModelFolder("one", Path("one"), Form(Facts({})), 0, 0, 0, None)
 
 
 class ProcessDouble(WorkerProcess):
@@ -62,7 +63,7 @@ class ProcessDouble(WorkerProcess):
         return [number for number, needs in self._needs.items() if not needs]
 
     def _tell(self, kind, **facts):
-        self._take_in(Message(kind, facts, memoryview(b"")))
+        self._take_in(WorkerMessage(kind, facts, memoryview(b"")))
 
     async def end(self):
         await asyncio.sleep(0)

@@ -202,6 +202,7 @@ def test_generation_is_that_of_peft_alone_and_among_others(client, served, repos
         )
 
 
+@pytest.mark.slow
 def test_an_adapter_that_overflows_leaves_56_answers_of_the_base_as_they_are(client, served):
     """Of the base in its passes, and after nobody asks for the adapter any more."""
     (alone,) = served.forward("org--base", TEXT, alone=True).predictions

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.conftest import live_server
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 TOKENS = [5, 3, 7, 8, 6, 4, 9]
@@ -39,6 +39,7 @@ def log_p(address, model, token, edits):
     return logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
 
 
+@pytest.mark.sampled(model=3)
 @pytest.mark.parametrize("model", HYBRIDS)
 def test_a_sweep_over_layers_has_each_layer_whose_tap_can_be_edited_with_the_effect_of_a_run(address, model):
     layers = listed(address, model)
@@ -53,6 +54,7 @@ def test_a_sweep_over_layers_has_each_layer_whose_tap_can_be_edited_with_the_eff
     assert np.abs(reply["effects"]["value"]).min() > 0
 
 
+@pytest.mark.sampled(model=3)
 @pytest.mark.parametrize("model", HYBRIDS)
 def test_a_named_layer_without_a_softmax_is_swept_head_by_head(address, model):
     mixing = [each for each in listed(address, model) if each["kind"] != "attention"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.conftest import live_server
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 
 from attention_client import Client, InvalidRequest
 

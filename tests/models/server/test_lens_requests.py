@@ -1,12 +1,19 @@
 """Lenses over real HTTP: of the model that ships, in JSON and by the typed client."""
 
+import json
+
 import httpx
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load
+from tests.client.cli.command_line import invoke
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 
-from attention_client import Client, InvalidRequest
+from attention_client import Client, InvalidRequest, LensNotFound
+from attention_client.torch.published_lenses import read_published_lens, write_published_lens
+from attention_contract.wire import SAFETENSORS
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 TEXT = "Kate met Tamiro in the park. Then Tam"
@@ -137,3 +144,51 @@ def test_a_fit_tells_its_progress_and_stops(models):
 def test_refused_fits_name_the_field(url, fields, param):
     found = httpx.post(f"{url}/v1/models/tiny/lenses", json=fields, timeout=120)
     assert (found.status_code, found.json()["param"]) == (422, param)
+
+
+# ── files of lenses ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def given():
+    random = np.random.default_rng(0)
+    return {str(layer): random.normal(size=(64, 64)).astype(np.float32) for layer in range(3)}
+
+
+def test_a_lens_comes_back_as_its_file_with_the_matrices(url, models, given, tmp_path):
+    info = models.fit_lens("tiny", jacobians=given)
+    lens = models.lens_matrices(info.id)
+    assert (lens.model, lens.width, lens.layers) == ("tiny", 64, [0, 1, 2])
+    for layer, matrix in given.items():
+        np.testing.assert_array_equal(lens.jacobians[layer], matrix)
+    assert models.fitted_lens(info.id) == info
+    answer = httpx.get(f"{url}/v1/lenses/{info.id}", headers={"Accept": SAFETENSORS})
+    assert load(answer.content).keys() == {f"jacobians.{layer}" for layer in range(3)}
+    file = tmp_path / "lens.safetensors"
+    for arguments in (["lens-matrices", info.id, "-o", str(file)], ["fit-lens", "tiny", "--jacobians", str(file)]):
+        result = invoke(["--url", url, "models", *arguments])
+        assert result.exit_code == 0, result.output
+    assert info.id in result.output, "the same matrices are the same lens"
+    with pytest.raises(LensNotFound):
+        models.lens_matrices("0" * 32)
+
+
+def test_a_published_lens_is_read_and_written_without_code_of_its_own(url, models, given, tmp_path):
+    published, refused, mine = (tmp_path / name for name in ("net_jacobian_lens.pt", "code.pt", "mine.pt"))
+    halves = {int(layer): torch.from_numpy(matrix).half() for layer, matrix in given.items()}
+    torch.save({"J": halves, "source_layers": [0, 1, 2], "n_prompts": 1000, "d_model": 64}, published)
+    result = invoke(["--url", url, "models", "fit-lens", "tiny", "--jacobians", str(published), "--json"])
+    assert result.exit_code == 0, result.output
+    lens = models.lens_matrices(json.loads(result.stdout)["id"])
+    for layer, matrix in halves.items():
+        np.testing.assert_array_equal(lens.jacobians[str(layer)], matrix.float().numpy())
+    write_published_lens(mine, lens)
+    content = torch.load(mine, weights_only=True)
+    assert content.keys() == {"J", "source_layers", "n_prompts", "d_model"}
+    assert (content["d_model"], content["source_layers"]) == (64, [0, 1, 2])
+    assert all(torch.equal(content["J"][layer], matrix) for layer, matrix in halves.items())
+    torch.save({"J": print}, refused)
+    for file in (refused, tmp_path / "none.pt"):
+        assert invoke(["--url", url, "models", "fit-lens", "tiny", "--jacobians", str(file)]).exit_code != 0
+    with pytest.raises(InvalidRequest, match="no file of tensors alone"):
+        read_published_lens(refused)

@@ -21,7 +21,7 @@ from attention_service.models.server.model_memory import ModelMemory
 from attention_service.models.server.model_question import Question
 from attention_service.models.server.model_service import cost_of
 from attention_service.models.server.resident_model import ResidentModel
-from attention_service.models.worker_messages import Message
+from attention_service.models.worker_messages import WorkerMessage
 from attention_service.runtime.scheduling.budget import Budget
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
@@ -150,13 +150,13 @@ async def test_a_process_that_dies_fails_what_ran_and_what_did_not_is_sent_again
 async def test_a_process_is_ended_only_for_silence_beyond_its_announced_pass(monkeypatch):
     monkeypatch.setattr(worker_process, "STOP_S", 0.1)
     worker = ProcessDouble()
-    worker._take_in(Message("pass", {"seconds": 2.0}, memoryview(b"")))
+    worker._take_in(WorkerMessage("pass", {"seconds": 2.0}, memoryview(b"")))
     began = time.monotonic()
     ending = asyncio.create_task(worker.kill_if_silent())
     await asyncio.sleep(0.2)
     assert worker.is_alive
     for _ in range(6):  # of other requests
-        worker._take_in(Message("event", {"request": 7}, memoryview(b"")))
+        worker._take_in(WorkerMessage("event", {"request": 7}, memoryview(b"")))
         await asyncio.sleep(0.03)
     assert worker.is_alive
     await ending

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from tests.api.talk import post, problem, refuse
+from tests.client.tiny_models import tokenizer
 from tests.conftest import eventually, live_server
 from tests.models.conftest import write_checkpoint
 from tests.stand_in_gpu import stand_in_gpu
@@ -21,8 +23,9 @@ from attention_client import Client
 from attention_contract.errors import Overloaded
 from attention_contract.schemas.models import LoadModel
 from attention_service.engine import Engine
-from attention_service.models import model_catalogue
-from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.engine_settings import EngineSettings
+from attention_service.models.folders import model_catalogue
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 from attention_service.models.server import model_queue, worker_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
@@ -133,7 +136,7 @@ def test_what_a_model_holds_of_a_gpu_counts_in_place_of_the_estimate(http):
 
 async def test_what_the_server_keeps_of_a_gpu_goes_back_before_a_model_needs_it(stand_ins, repository, monkeypatch):
     with stand_in_gpu(monkeypatch) as gpu:
-        engine = Engine(repository, gpu, learns_times=False)
+        engine = Engine(repository, gpu, EngineSettings(learns_times=False))
         await engine.start()
         try:
             gpu.free_bytes = lambda: 0  # the rest of the GPU is what PyTorch keeps for the server
@@ -382,7 +385,7 @@ def test_a_request_that_does_not_fit_is_refused_before_it_runs(http):
 
 
 def test_the_least_recently_used_model_gives_way(stand_ins, repository):
-    from attention_service.models.model_catalogue import PROCESS_BYTES
+    from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 
     with live_server(repository, memory_budget=int(2.5 * PROCESS_BYTES)) as url, httpx.Client(base_url=url) as http:
         http.timeout = 60
@@ -428,6 +431,25 @@ def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
         eventually(lambda: not psutil.pid_exists(int(first)))
         assert state(http) == "idle"
         assert ask(http, "a")["ran"]["architecture"] != first
+
+
+def test_an_idle_model_is_described_by_the_files_that_its_folder_has_now(stand_ins, tmp_path):
+    write_checkpoint(tmp_path / "one")
+    tokenizer().save_pretrained(tmp_path / "words")
+    with live_server(tmp_path, model_idle_seconds=0.1) as url, httpx.Client(base_url=url, timeout=60) as http:
+        for name in ("one", "mine"):
+            http.post("/v1/models", json={"checkpoint": "one", "name": name}).raise_for_status()
+        eventually(lambda: [state(http, name) for name in ("one", "mine")] == ["idle", "idle"])
+
+        def takes():
+            listed = {each["id"]: each["takes"] for each in http.get("/v1/models").json()["data"]}
+            return [listed["one"], listed["mine"], http.get("/v1/models/mine").json()["takes"]]
+
+        assert takes() == [[]] * 3
+        shutil.copy(tmp_path / "words" / "tokenizer.json", tmp_path / "one")
+        assert takes() == [["text"]] * 3
+        shutil.rmtree(tmp_path / "one")
+        assert takes()[2] == ["text"], "what was known is told"
 
 
 @pytest.mark.slow
@@ -490,7 +512,7 @@ def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins, stop
 
 def test_a_server_without_transformers_says_what_to_install(http, monkeypatch):
     http.delete(ONE)  # a resident model answers without
-    monkeypatch.setattr("attention_service.models.model_catalogue.has_transformers", lambda: False)
+    monkeypatch.setattr("attention_service.models.folders.model_catalogue.has_transformers", lambda: False)
     for refusal in (refuse(http, f"{ONE}/forward", text="a"), refuse(http, "/v1/models", checkpoint="one")):
         assert refusal["param"] == "checkpoint"
         assert "attention-service[transformers]" in refusal["detail"]

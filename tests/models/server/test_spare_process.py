@@ -7,7 +7,7 @@ import psutil
 import pytest
 from tests.conftest import eventually, live_server
 
-from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 from attention_service.models.server import spare_process
 
 MIB = 2**20

@@ -15,6 +15,7 @@ from tests.conftest import eventually, live_server
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelForwardRequest
 from attention_contract.tensor_files import from_pieces
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.models.server import worker_process
 from attention_service.runtime.device.freed_memory import private_bytes
 from attention_service.runtime.device.torch_device import Device
@@ -90,7 +91,7 @@ def test_a_long_computation_is_not_ended(http):
 @pytest.mark.slow
 async def test_a_request_that_waits_for_memory_does_not_stand_still(stand_ins, repository):
     device = await asyncio.to_thread(Device.open, "cpu", 1)
-    engine = Engine(repository, device, memory_budget=2**30, stuck_s=0.5, learns_times=False)
+    engine = Engine(repository, device, EngineSettings(memory_budget=2**30, stuck_s=0.5, learns_times=False))
     await engine.start()
     try:
 

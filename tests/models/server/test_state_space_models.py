@@ -6,11 +6,12 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.conftest import live_server
-from tests.models_walk.compared import built
+from tools.models_walk.model_types import built
 from typer.testing import CliRunner
 
-from attention_client import Client, InvalidRequest
+from attention_client import Client, InvalidRequest, look
 from attention_client.cli import app
+from attention_client.servers import looks
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 TOKENS = [5, 3, 7, 8, 6, 4, 9]
@@ -88,6 +89,7 @@ def test_a_lens_reads_its_layers_and_their_heads(models):
     np.testing.assert_allclose(heads + others + biases, np.sum(reply.logits), atol=1e-4)
 
 
+@pytest.mark.sampled(model=1)
 @pytest.mark.parametrize("model", ["mamba2", "mamba"])
 def test_it_generates_and_texts_share_passes(address, originals, model):
     request = {"model": model, "prompt": [[5, 3, 7], [8, 6, 4, 9, 3]], "max_tokens": 5, "temperature": 0, "n": 2}
@@ -141,14 +143,35 @@ def test_channels_are_too_many_for_all_layers(models):
     assert refused.value.param == "layers"
 
 
-def test_the_command_looks_at_the_first_layer_and_says_so(address):
+def test_the_command_looks_at_one_channel_of_the_first_layer_and_says_so(address):
     command = CliRunner().invoke(app, ["look", "mamba", TEXT], env={"ATTENTION_URL": address})
     assert command.exit_code == 0
-    assert "Layer 0 alone" in command.stderr
-    assert "--layer takes 1 too" in command.stderr
-    assert "L0H47" in command.stdout
-    assert "L1H0" not in command.stdout
+    assert "Layer 0, channel 0 alone" in command.stderr
+    assert "Name a layer (0, 1)" in command.stderr
+    assert command.stdout.startswith("L0H0\n")  # its map
+    assert "L0H1" not in command.stdout
     assert not command.stdout.rstrip("\n").endswith((",", ", "))  # no kernel computed it
+    chosen = CliRunner().invoke(app, ["look", "mamba", TEXT, "--head", "3"], env={"ATTENTION_URL": address})
+    assert "Layer 0 alone" in chosen.stderr
+    assert chosen.stdout.startswith("L0H3\n")
+    whole = CliRunner().invoke(app, ["look", "mamba", TEXT, "--layer", "1"], env={"ATTENTION_URL": address})
+    assert "L1H47" in whole.stdout
+    assert not whole.stderr
+
+
+def test_a_look_is_at_one_channel_of_the_first_layer_and_says_so(address, monkeypatch):
+    monkeypatch.setenv("ATTENTION_URL", address)
+    found = look("mamba", TEXT)
+    (layer,) = found.reply.layers
+    assert (layer.layer, layer.weights.shape) == (0, (1, 6, 6))
+    assert "Layer 0, channel 0 alone" in found.note
+    assert str(found).startswith(found.note)
+    assert found.note in found._repr_html_()
+    assert look("mamba", TEXT, layer=1).note == ""
+    with pytest.raises(InvalidRequest, match="out of range"):
+        look("mamba", TEXT, head=48)
+    looks._named(address).close()
+    looks._named.cache_clear()
 
 
 def test_costs_count_the_running_state_and_no_keys(models):

@@ -47,7 +47,7 @@ def overdue(http, request):
     return time.monotonic()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(end=1)
 @pytest.mark.parametrize("end", [left, overdue])
 @pytest.mark.parametrize("work", LONG)
 def test_cancelled_effects_end_free_their_memory_and_harm_no_other_caller(http, work, end):

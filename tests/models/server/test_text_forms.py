@@ -67,7 +67,7 @@ def test_a_classifier_answers_with_its_classes_and_their_gradients(models):
     ]
     info = models.get("moods")
     assert (info.predicts, info.classes) == ("class", ["bad", "so so", "good"])
-    assert info.left_out == ["tokenizer (12 tokens, and the model has embeddings of 96: it may be another model's)"]
+    assert info.left_out == ["tokenizer (13 tokens, and the model has embeddings of 96: it may be another model's)"]
     assert info.takes == ["text", "text_pair"]
     saliency = models.gradients("moods", TEXT, of={"token": "good"})
     assert saliency.token_names == ["good"]
@@ -94,6 +94,73 @@ def test_a_reranker_scores_a_question_with_each_of_several_texts(models):
     assert reply.labels[0].parts[1:4] == ["text"] * 3
     found = models.gradients("ranks", TEXT, text_pair=PAIR)
     assert float(found.value) == pytest.approx(scores[0], abs=1e-4)
+
+
+QUERY, DOCUMENTS = TEXT, [PAIR, "a mat", "the cat sat on the mat the dog sat", "the dog"]
+
+
+def logit(document, limit=None):
+    """The logit of the query and a document by transformers, and the number of their tokens."""
+    sent = words()(QUERY, document, truncation="longest_first" if limit else False, max_length=limit)
+    with torch.no_grad():
+        found = eager("bert", "ForSequenceClassification", SCORES)(
+            torch.tensor([sent["input_ids"]]), token_type_ids=torch.tensor([sent["token_type_ids"]])
+        )
+    return float(found.logits.double()), len(sent["input_ids"])
+
+
+def test_documents_are_ranked_over_http_in_the_form_of_vllm_and_jina(url):
+    logits, counts = zip(*map(logit, DOCUMENTS), strict=True)
+    sent = {"model": "ranks", "query": QUERY, "documents": DOCUMENTS}
+    reply = httpx.post(f"{url}/v1/rerank", json=sent | {"top_n": 3}, timeout=120).json()
+    assert reply.keys() == {"id", "model", "usage", "results", "ran"}
+    assert (reply["id"][:7], reply["model"]) == ("rerank-", "ranks")
+    assert (reply["usage"]["prompt_tokens"], reply["usage"]["total_tokens"]) == (sum(counts), sum(counts))
+    order = np.argsort(logits)[::-1].tolist()
+    assert [each["index"] for each in reply["results"]] == order[:3]
+    for each in reply["results"]:
+        assert each.keys() == {"index", "document", "relevance_score"}
+        assert each["document"] == {"text": DOCUMENTS[each["index"]]}
+        assert each["relevance_score"] == pytest.approx(1 / (1 + np.exp(-logits[each["index"]])), abs=2e-5)
+    raw = httpx.post(f"{url}/v1/rerank", json=sent | {"use_activation": False, "return_documents": False}).json()
+    assert [each["index"] for each in raw["results"]] == order
+    for each in raw["results"]:
+        assert each.keys() == {"index", "relevance_score"}
+        assert each["relevance_score"] == pytest.approx(logits[each["index"]], abs=1e-4)
+
+
+def test_pairs_are_scored_over_http_and_long_ones_are_cut(url):
+    sent = {"model": "ranks", "text_1": QUERY, "text_2": DOCUMENTS}
+    for limit in (None, 9):
+        reply = httpx.post(f"{url}/v1/score", json=sent | {"truncate_prompt_tokens": limit}, timeout=120).json()
+        assert reply.keys() == {"id", "object", "created", "model", "data", "usage", "ran"}
+        assert reply["object"] == "list"
+        expected = [logit(each, limit) for each in DOCUMENTS]
+        assert reply["usage"]["prompt_tokens"] == sum(count for _, count in expected)
+        for at, (each, document) in enumerate(zip(reply["data"], DOCUMENTS, strict=True)):
+            assert (each["index"], each["object"]) == (at, "score")
+            assert each["score"] == pytest.approx(1 / (1 + np.exp(-expected[at][0])), abs=2e-5)
+            assert each.get("truncated", False) == (limit is not None and logit(document)[1] > limit)
+    assert any(logit(each)[1] > limit for each in DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("rerank", {"model": "moods"}, "model"),
+        ("rerank", {"query": ""}, "query"),
+        ("rerank", {"query": "a\x00b"}, "query"),
+        ("rerank", {"documents": []}, "documents"),
+        ("rerank", {"documents": ["a", ""]}, "documents.1"),
+        ("rerank", {"truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
+        ("score", {"text_1": ["a", "b", "c"]}, "text_2"),
+        ("score", {"model": "moods"}, "model"),
+    ],
+)
+def test_a_scoring_request_at_fault_names_its_field(url, path, fields, param):
+    texts = {"query": QUERY, "documents": ["a", "b"]} if path == "rerank" else {"text_1": "a", "text_2": ["b", "c"]}
+    reply = httpx.post(f"{url}/v1/{path}", json={"model": "ranks"} | texts | fields, timeout=120)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
 def ids_of(text):

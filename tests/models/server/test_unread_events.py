@@ -8,6 +8,7 @@ import pytest
 from attention_contract.errors import NoRoom
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.models.server.unread_events import UnreadEvents
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling.budget import UNCOUNTED, Budget
@@ -68,7 +69,7 @@ async def test_memory_that_is_read_goes_to_those_who_wait():
 async def test_a_stream_holds_what_its_reader_has_not_taken(stand_ins, repository):
     """A generation that finds no more room stops, and its caller is told; the next one runs."""
     device = await asyncio.to_thread(Device.open, "cpu", 1)
-    engine = Engine(repository, device, memory_budget=2**30, learns_times=False)
+    engine = Engine(repository, device, EngineSettings(memory_budget=2**30, learns_times=False))
     await engine.start()
     try:
         budget, size = engine.budget, 2**20

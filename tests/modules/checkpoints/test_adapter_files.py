@@ -11,8 +11,8 @@ from tests.client.transformers.families import tiny
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.modules import ImportModule
-from attention_service.models.adapter_catalogue import opened
-from attention_service.models.checkpoint_facts import refusal_of
+from attention_service.models.folders.adapter_catalogue import opened
+from attention_service.models.folders.model_catalogue import find_folder
 from attention_service.modules import store_files
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.import_plan import plan
@@ -53,8 +53,7 @@ def beside(root):
 
 
 def refusal_beside(root):
-    config = json.loads((root / "net/config.json").read_text())
-    return refusal_of(root, root / "net", config, ["x"]) or ""
+    return find_folder(root, "net").refused or ""
 
 
 @pytest.mark.parametrize("entry", ["rank_pattern", "alpha_pattern"])

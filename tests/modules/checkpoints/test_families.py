@@ -178,6 +178,7 @@ FIRST = {tiny.family: tiny for tiny in reversed(TINY)}
 """The block of each family that every run compares."""
 
 
+@pytest.mark.sampled(tiny=24)
 @pytest.mark.parametrize(
     "tiny",
     [

@@ -48,7 +48,7 @@ FOLDERS = {
     "config": ({"config.json": LLAMA}, f"{NONE}, only config.json; put the file with the tensors beside it"),
     "pickled": (
         {"config.json": LLAMA, "pytorch_model.bin": b""},
-        f"{NONE} (only .bin); other formats are not read: convert the checkpoint",
+        f"{NONE} (only .bin), and nothing is unpickled: run attention convert FOLDER OUT",
     ),
     "no tensors": (
         {"config.json": LLAMA, "model.safetensors": save({})},
@@ -56,13 +56,11 @@ FOLDERS = {
     ),
     "gguf": (
         {"net.gguf": b"GGUF"},
-        "net.gguf is a GGUF file, of which layers cannot be imported as modules; ask the whole model "
-        "(POST /v1/models), or convert it to safetensors",
+        "net.gguf is not a readable GGUF file: it ends inside its header",
     ),
     "gguf with a tokenizer": (
         {"net.gguf": b"GGUF", "tokenizer.json": b"{}", "config.json": LLAMA},
-        "net.gguf is a GGUF file, of which layers cannot be imported as modules; ask the whole model "
-        "(POST /v1/models), or convert it to safetensors",
+        "net.gguf is not a readable GGUF file: it ends inside its header",
     ),
     "folder below": ({"part/model.safetensors": OTHER}, f"{NONE} itself; name a folder in it, such as net/part"),
     "no layer": (
@@ -113,6 +111,18 @@ def test_an_adapter_beside_its_base_is_no_adapter_alone(root):
     config = {"model_type": "llama", "hidden_size": 4, "num_attention_heads": 2, "num_hidden_layers": 1}
     write(root / "net", files | {"model.safetensors": weights, "config.json": json.dumps(config).encode()})
     assert described(root, "net") is None
+    for path in ("net", "net/model.safetensors"):
+        (told,) = plan(root, ImportModule(checkpoint=path, layer=0)).source.ignored
+        assert told == 'adapter_model.safetensors (an adapter beside its base; "adapter": "net" merges it)'
+    changed = save({
+        f"base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight": np.ones(shape, np.float32)
+        for part, shape in (("A", (2, 4)), ("B", (4, 2)))
+    })  # fmt: skip
+    (root / "net" / "adapter_model.safetensors").write_bytes(changed)
+    merged = plan(root, ImportModule(checkpoint="net", layer=0, adapter="net"))
+    assert (merged.source.adapter, merged.source.ignored) == ("net", [])
+    base = plan(root, ImportModule(checkpoint="net", layer=0)).read()["q_proj.weight"]
+    assert not np.array_equal(merged.read()["q_proj.weight"], base)
 
 
 def described(root, path):

@@ -16,13 +16,14 @@ from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.device import cuda_graphs
 from attention_service.runtime.device.cuda_graphs import IDLE, MOST, OFTEN, Captures, Graphs, Recipe
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import cuda_graph_forward, forward
-from attention_service.runtime.operations.cuda_graph_forward import MOST_TOKENS, Bucket
+from attention_service.runtime.operations.cuda_graph_forward import MOST_TOKENS, PaddedSizes
 from attention_service.runtime.scheduling.operation import execute
 
 ANY = 2**40
@@ -191,7 +192,7 @@ def test_128_lengths_are_few_buckets_and_as_many_captures(monkeypatch):
         for _ in range(2000):
             jobs[rng.choice(SHAPES)].run()
             device.graphs.capture_next(ANY)
-        assert {Bucket.of(1, n).length for n in SHAPES} == {16, 32, 64, 128}
+        assert {PaddedSizes.of(1, n).length for n in SHAPES} == {16, 32, 64, 128}
         assert device.graphs.captures == len(device.graphs) == 4
         assert device.graphs.replays > 1900
 
@@ -305,7 +306,7 @@ def test_what_a_graph_holds_is_planned_for_its_padded_sizes(monkeypatch):
 async def test_the_lane_captures_when_it_is_idle(tmp_path, monkeypatch):
     with stand_in_gpu(monkeypatch) as device:
         device.graphs = graphs = Graphs(Replaying(monkeypatch))
-        engine = Engine(tmp_path, device, learns_times=False)
+        engine = Engine(tmp_path, device, EngineSettings(learns_times=False))
         await engine.start()
         await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=32, num_heads=4)))
         query = np.random.default_rng(0).standard_normal((1, 5, 32)).astype(np.float32)
@@ -320,7 +321,7 @@ async def test_the_lane_captures_when_it_is_idle(tmp_path, monkeypatch):
         before = graphs.replays
         np.testing.assert_allclose((await engine.forward("m", ForwardRequest(query=query))).output, first, atol=1e-5)
         assert graphs.replays == before + 1
-        assert engine._resident_bytes() >= graphs.bytes > 0
+        assert engine.budget.total - engine.budget.available >= graphs.bytes > 0
         await engine.stop()
 
 

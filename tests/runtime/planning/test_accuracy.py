@@ -17,9 +17,10 @@ from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.forward import Forward
-from attention_service.runtime.planning.prediction_accuracy import HISTORY, RATIO_EDGES, Accuracy, Run
+from attention_service.runtime.planning.prediction_accuracy import HISTORY, RATIO_EDGES, Accuracy, TimedRun
 from attention_service.runtime.planning.run_ratios import FEWEST
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
@@ -27,7 +28,7 @@ RATES = Rates(1e10, 1e10, 1e-5)
 
 
 def run(ratio, kernel="fused", purpose="forward", median=1e-2, factor=1.3, **more):
-    return Run(kernel, purpose, Estimate.within(median, factor), median * ratio, 100, **more)
+    return TimedRun(kernel, purpose, Estimate.within(median, factor), median * ratio, 100, **more)
 
 
 # ── the figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,7 +87,7 @@ def device():
 @asynccontextmanager
 async def started(*arguments, **settings):
     """An engine that runs until the block ends."""
-    engine = Engine(*arguments, **settings)
+    engine = Engine(*arguments, EngineSettings(**settings))
     await engine.start()
     try:
         yield engine

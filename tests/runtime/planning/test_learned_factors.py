@@ -10,7 +10,7 @@ import torch
 from attention_service.cost import Estimate, Factor, Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.learned_factors import SHORTEST_S, SPACING_S, LearnedFactors
-from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.planning.prediction_accuracy import TimedRun
 from attention_service.runtime.planning.run_ratios import FEWEST
 
 BASE = Roofline(Rates(1e10, 1e10, 1e-5))
@@ -18,7 +18,7 @@ LONG = 1e-2
 
 
 def run(ratio, kernel="fused", purpose="forward", predicted=LONG, processor=None):
-    return Run(kernel, purpose, Estimate.within(predicted, 3), ratio * predicted, 0, processor=processor)
+    return TimedRun(kernel, purpose, Estimate.within(predicted, 3), ratio * predicted, 0, processor=processor)
 
 
 def taught(ratios, dtype="float32", factors=None, start=0.0, **facts):

@@ -18,6 +18,7 @@ from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service import engine as engine_module
 from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.forward import Forward
@@ -58,7 +59,7 @@ def device():
 @pytest.fixture
 async def engine(tmp_path, device):
     """An engine that does not learn times, which choose kernels. Nothing may be held at the end."""
-    engine = Engine(tmp_path, device, learns_times=False)
+    engine = Engine(tmp_path, device, EngineSettings(learns_times=False))
     await engine.start()
     yield engine
     for _ in range(500):
@@ -117,8 +118,8 @@ def drawn(rng, kinds):
         x[..., -1, -1] = 1e300  # too large for the module's float32
     if rng.random() < 0.2:
         more["return"] = ["output", "weights"] if kind != "linear" else ["output", "q"]
-    if rng.random() < 0.1:
-        more["select"] = Select(heads=[1])
+        if rng.random() < 0.5 and kind != "linear":
+            more["select"] = Select(heads=[1])
     if rng.random() < 0.2 and len(shape) == 3 and kind not in {"linear"}:
         more["key_lengths"] = rng.integers(0, length + 1, batch)
     if rng.random() < 0.1 and kind in {"plain", "causal"}:
@@ -407,7 +408,7 @@ async def test_a_deadline_ends_the_wait_for_memory_too(engine):
 
 async def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypatch):
     gate = Gate(monkeypatch)
-    engine = Engine(tmp_path, device, learns_times=False)
+    engine = Engine(tmp_path, device, EngineSettings(learns_times=False))
     await engine.start()
     await modules(engine)
     engine.executor.hold_s = 0.0

@@ -15,10 +15,11 @@ from attention_contract.schemas.sessions import OpenSession
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.api import residency
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device import torch_device
 from attention_service.runtime.operations import forward, gradients, weights
 from attention_service.runtime.operations.forward import Forward
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import BodyMemory
 from attention_service.runtime.sessions import step
 
 GB = 10**9
@@ -39,7 +40,7 @@ def device(monkeypatch, tmp_path):
 
 @pytest.fixture
 async def engine(tmp_path, device):
-    engine = Engine(tmp_path, device, learns_times=False)
+    engine = Engine(tmp_path, device, EngineSettings(learns_times=False))
     await engine.start()
     yield engine
     await engine.stop()
@@ -56,7 +57,7 @@ async def test_each_has_its_own_budget(engine):
 
 
 async def test_bodies_are_held_by_the_host_and_take_nothing_of_the_gpu(engine):
-    body, other = Body(engine.host), Body(engine.host)
+    body, other = BodyMemory(engine.host), BodyMemory(engine.host)
     with pytest.raises(NeverFits, match="the host has 16000000000 in all"):
         body.expect(32 * GB)
     with pytest.raises(OverBudget, match="or raise host_memory_budget"):

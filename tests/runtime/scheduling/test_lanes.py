@@ -11,6 +11,7 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.callers import Caller, caller
 from attention_service.runtime.device.torch_device import Device
 
@@ -31,7 +32,11 @@ def engine(tmp_path):
     """An engine that has not started, on a device whose rates are known."""
     torch.set_num_threads(1)
     rates = Rates(flops_per_s=5e10, bytes_per_s=1e10, overhead_s=5e-5)
-    return Engine(tmp_path, Device(torch.device("cpu"), "test", 2**36, Roofline(rates)), 2**34, learns_times=False)
+    return Engine(
+        tmp_path,
+        Device(torch.device("cpu"), "test", 2**36, Roofline(rates)),
+        EngineSettings(memory_budget=2**34, learns_times=False),
+    )
 
 
 def ask(engine, request):

@@ -14,6 +14,7 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_service.core.cancellation import Abandoned
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.forward import Forward
@@ -43,7 +44,7 @@ def device(monkeypatch):
 @pytest.fixture
 async def engine(tmp_path, device, monkeypatch):
     monkeypatch.setattr(batches, "BATCH_S", 1.0)
-    engine = Engine(tmp_path, device, learns_times=False)
+    engine = Engine(tmp_path, device, EngineSettings(learns_times=False))
     await engine.start()
     await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=8, num_heads=2)))
     yield engine

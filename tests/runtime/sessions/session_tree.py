@@ -35,8 +35,9 @@ from attention_contract.validation import validate
 from attention_service.core.tensors import to_numpy, to_torch
 from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
+from attention_service.engine_settings import EngineSettings
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.sessions.page_budget import Totals
+from attention_service.runtime.sessions.page_budget import SessionTotals
 
 D_MODEL = 16
 EXACT = "exact"
@@ -48,7 +49,7 @@ TOLERANCES = {"float64": 1e-9, "float32": 3e-5, "bfloat16": 0.08}
 def engine_of(root: Path, **settings: Any) -> Engine:
     """An engine whose predicted times are those of one machine."""
     device = Device(torch.device("cpu"), "test", 2**30, Roofline(Rates(1e10, 1e10, 1e-5)))
-    return Engine(root, device, **({"memory_budget": 2**28, "learns_times": False} | settings))
+    return Engine(root, device, EngineSettings(**({"memory_budget": 2**28, "learns_times": False} | settings)))
 
 
 @asynccontextmanager
@@ -399,7 +400,7 @@ async def check_counts(engine: Engine, twins: Sequence[Twin] = ()) -> None:
         pool = sessions.pool
         assert (pool.pages, pool.bytes, pool.held, pool._slabs) == (0, 0, 0, {})
         assert (pool._by_name, pool._names) == ({}, {})
-        assert sessions.registry.totals == Totals()
+        assert sessions.registry.totals == SessionTotals()
         assert (sessions.registry.reply_bytes, len(sessions.registry.modules)) == (0, 0)
 
 

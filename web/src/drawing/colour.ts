@@ -1,6 +1,6 @@
 /**
  * Colour scales: straight lines through OKLab, so that equal steps look equal. The scale of weights runs monotonically
- * from the paper to the ink; the scale of differences runs from blue through the paper to orange. Neither depends on
+ * from white to the ink; the scale of differences runs from blue through the paper to orange. Neither depends on
  * the colour vision of the reader.
  */
 
@@ -8,7 +8,7 @@ export type Theme = "light" | "dark";
 type Lab = readonly [number, number, number];
 
 const WEIGHTS: Record<Theme, Lab[]> = {
-  light: [[0.975, 0, 0.008], [0.29, -0.002, -0.135]],
+  light: [[1, 0, 0], [0.29, -0.002, -0.135]],
   dark: [[0.235, -0.002, -0.02], [0.96, -0.015, 0.07]],
 };
 const DIFFERENCES: Record<Theme, Lab[]> = {
@@ -83,6 +83,9 @@ export const INKS = {
   light: { paper: "#fcfbf8", ink: "#1b1d25", soft: "#5d606b", faint: "#c9c6bd", hair: "#e4e1d9", hatch: "#d9d6cd", accent: "#2540a0", second: "#a84a16", third: "#1f7a4d" },
   dark: { paper: "#14161c", ink: "#e9e6df", soft: "#a2a3aa", faint: "#4a4d58", hair: "#2c2f39", hatch: "#363a45", accent: "#9db4ff", second: "#f0a673", third: "#6fd3a0" },
 } as const;
+
+/** The ground of pictures that are saved: that of the server's pictures. */
+export const GROUND: Record<Theme, string> = { light: "#ffffff", dark: "#14171c" };
 
 /** The ground of keys that a query may not look at, as words of little-endian RGBA; `INKS` has it as `faint`. */
 export const UNCHOSEN: Record<Theme, number> = { light: 0xffbdc6c9, dark: 0xff584d4a };

@@ -3,9 +3,9 @@
 import { scaleLinear, scaleLog } from "d3-scale";
 import { INKS, SCALES, onColour, onDifference, step } from "./colour";
 import type { Theme } from "./colour";
-import { cellText, clip, precise, whole } from "../numbers/format";
-import { largest, largestPlaces, largestShared, pooled, row } from "../numbers/matrix";
-import type { Matrix } from "../numbers/matrix";
+import { clip, fitted, precise, whole } from "../numbers/format";
+import { largest, largestPlaces, pooled, row, spreadOf } from "../numbers/matrix";
+import type { Matrix, Spread } from "../numbers/matrix";
 import type { Scene, Shape } from "./scene";
 
 export type Range = "own" | "row" | "unit" | "log" | "shared";
@@ -14,7 +14,7 @@ export const RANGES: Record<Range, string> = {
   own: "each head its own",
   row: "each query its own",
   unit: "0 to 1",
-  log: "logarithmic, from 1/10 000 of the largest",
+  log: "logarithmic",
 };
 
 const ABOVE = 1.01; // times the end of the scale: a largest magnitude that is told to lie above it
@@ -23,24 +23,56 @@ const MOST_LINEAR = 64; // tokens: an even share of more keys is too pale beside
 /** The range of colours of heads with so many tokens that nobody chose. */
 export const usualRange = (tokens: number): Range => (tokens > MOST_LINEAR ? "log" : "own");
 
-/** Where a value of a row of a matrix lies on the scale of colours, 0 to 1. `end`: the largest of all that share it. */
-export function ranged(of: Matrix, range: Range, end: number, signed: boolean): (value: number, i: number) => number {
-  const most = end || 1;
-  if (signed) return (value) => 0.5 + value / most / 2;
+const NEAR = 4; // times the least: weights that lie this near to each other are drawn from the least on
+const EVEN = 0.02; // of the largest: weights that differ by less have the colour in the middle
+const FAINT = 0.1; // of the scale: the colour of the least weight, where that is not 0, differs from the one of 0
+const DECADES = 4; // of a logarithmic scale, at most
+
+/** The numbers at which a scale of colours begins and ends: from 0, or from the least number where all are near the largest. */
+export function scaleEnds({ low, high }: Spread, range: Range = "own"): [number, number] {
+  const from = range === "log" ? Math.max(low, high / 10 ** DECADES) : high < NEAR * low ? low : 0;
+  return high - from >= EVEN * high ? [from, high || 1] : [high * (1 - EVEN), high * (1 + EVEN)];
+}
+
+/** Where a value of a row of a matrix lies on the scale of colours, from 0 to 1. `spread`: of all that share the scale. */
+export function ranged(of: Matrix, range: Range, spread: Spread, signed: boolean): (value: number, i: number) => number {
+  if (signed) return (value) => 0.5 + value / (spread.high || 1) / 2;
   if (range === "row") {
     const rows = Array.from({ length: of.rows }, (_, i) => largest(row(of, i)) || 1);
     return (value, i) => value / rows[i];
   }
-  if (range === "log") return (value) => (value <= 0 ? 0 : 1 + Math.log10(value / most) / 4);
-  return range === "unit" ? (value) => value : (value) => value / most;
+  if (range === "unit") return (value) => value;
+  const [from, to] = scaleEnds(spread, range);
+  const share = range === "log" ? (value: number) => Math.log(value / from) / Math.log(to / from) : (value: number) => (value - from) / (to - from);
+  return from > 0 ? (value) => (value > 0 ? FAINT + (1 - FAINT) * Math.max(0, share(value)) : 0) : share;
 }
 
-/** The two ends of a scale of colours in words. `end`: where the scale ends, where it is known; `most`: the largest magnitude. */
-export function endsOf(end: number | undefined, range: Range, shared: number, signed: boolean, most = end): [string, string] {
-  const own = end === undefined || most === undefined ? "largest of the head" : `${most > ABOVE * end ? "≥ " : ""}${precise(end, 3)}`;
-  if (signed) return [`−${range === "shared" ? precise(shared, 3) : own}`, `+${range === "shared" ? precise(shared, 3) : own}`];
-  return [range !== "log" ? "0" : end === undefined ? "a 10 000th" : precise(end / 10_000, 2), { shared: precise(shared, 3), own, row: "largest of the row", unit: "1", log: own }[range]];
+/** Where the colours of a scale begin whose low end is written so. */
+export const rampStart = (low: string, signed: boolean) => (signed || /^0(,|$)/.test(low) ? 0 : FAINT);
+
+/** The scale of numbers that are drawn over an image or a sound: the place of each, 0 to 1 or −1 to 1, and its ends in words. */
+export function overlaid(values: ArrayLike<number>, signed: boolean): { place: (value: number) => number; ends: [string, string] } {
+  const sizes = Array.from(values, Math.abs);
+  const spread = { low: signed || !sizes.length ? 0 : Math.min(...sizes), high: largest(values) };
+  const [from, to] = scaleEnds(spread);
+  return { place: (value) => (value - from) / (to - from), ends: signed ? endsOf(spread, "own", true) : [from ? precise(spread.low, 3) : "0", precise(spread.high, 3)] };
 }
+
+/** The two ends of a scale of colours in words. `spread`: of the numbers, where it is known; `most`: the largest magnitude. */
+export function endsOf(spread: Spread | undefined, range: Range, signed: boolean, most = spread?.high ?? 0): [string, string] {
+  if (signed && spread?.high === 0) return ["0", "0"];
+  if (signed) return spread ? [`−${precise(spread.high, 3)}`, `+${precise(spread.high, 3)}`] : ["−largest of the head", "+largest of the head"];
+  if (range === "row") return ["0", "largest of the row"];
+  if (range === "unit") return ["0", "1"];
+  if (!spread) return [range === "log" ? "least of the head" : "0, or the least of an even head", "largest of the head"];
+  const [from, to] = scaleEnds(spread, range);
+  return [from ? `≤ ${precise(from, 3)}` : "0", `${most > ABOVE * to ? "≥ " : ""}${precise(to, 3)}`];
+}
+
+const WIDE = 0.64; // of a digit beside its height, in the widest of the fonts of drawings
+
+/** About how wide a number is that is written in a size; its point has half of a digit's width. */
+export const wideness = (text: string, size: number) => size * (WIDE * text.length - (text.includes(".") ? WIDE / 2 : 0));
 
 /** The names of the rows and the columns of weights. */
 export const QUERIES_AND_KEYS: [string, string] = ["queries", "keys"];
@@ -53,7 +85,6 @@ export interface HeatOptions {
   queries: string[];
   keys: string[];
   range?: Range;
-  shared?: number;
   signed?: boolean;
   /** The side of the squares of which each cell is the largest. */
   pool?: number;
@@ -63,7 +94,7 @@ export interface HeatOptions {
 
 /** The heat map of one head. Beyond 128 cells a side, cells are pooled, and the title says so. */
 export function heatScene(of: Matrix, options: HeatOptions): Scene {
-  const { theme, title, queries, keys, shared = 0, signed = of.signed ?? false, axes = QUERIES_AND_KEYS } = options;
+  const { theme, title, queries, keys, signed = of.signed ?? false, axes = QUERIES_AND_KEYS } = options;
   const { range = axes === QUERIES_AND_KEYS ? usualRange(Math.max(of.rows, of.columns)) : "own" } = options;
   let shown = of;
   let { pool = 1 } = options;
@@ -76,8 +107,8 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
   const left = labelled ? 12 + Math.max(named, 0.62 * size * Math.max(...queries.map((each) => clip(each).length))) : 26;
   const top = 30 + (labelled ? Math.max(20, 0.62 * size * Math.max(...keys.map((each) => clip(each).length))) + 8 : 14);
   const most = largest(shown.data);
-  const end = signed ? most : largestShared(of);
-  const at = ranged(shown, range, range === "shared" ? shared : end, signed);
+  const spread = axes === QUERIES_AND_KEYS && !signed ? spreadOf(of) : { low: 0, high: most };
+  const at = ranged(shown, range, spread, signed);
   const { css } = SCALES[signed ? "differences" : "weights"][theme];
   const full = pool > 1 ? `${title} (largest of ${pool} × ${pool} cells)` : title;
   const shapes: Shape[] = [{ kind: "text", x: 12, y: 18, text: full, size: 13, bold: true, fill: inks.ink }];
@@ -92,7 +123,7 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
       shapes.push({ kind: "rect", ...box, w: side, h: side, fill: unchosen ? inks.faint : css[step(place)], ...(tip ? { tip } : {}) });
       if (unchosen && cell >= LEAST_HATCHED) shapes.push({ kind: "path", d: `M${box.x},${box.y + side}L${box.x + side},${box.y}M${box.x},${box.y}L${box.x + side},${box.y + side}`, stroke: inks.paper });
       else if (value === 0 && !signed && pool === 1 && cell >= LEAST_HATCHED) shapes.push({ kind: "path", d: `M${box.x},${box.y + side}L${box.x + side},${box.y}`, stroke: inks.hatch });
-      if (cell >= 26 && !unchosen) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: cellText(value), size: 9, anchor: "middle", fill: (signed ? onDifference : onColour)(theme, place) });
+      if (cell >= 26 && !unchosen) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: fitted(value, (text) => wideness(text, 9) <= cell - 2), size: 9, anchor: "middle", fill: (signed ? onDifference : onColour)(theme, place) });
     }
   }
   const hatched = shapes.some(({ kind, stroke }) => kind === "path" && stroke === inks.hatch);
@@ -105,7 +136,7 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
     shapes.push({ kind: "text", x: left, y: top - 4, text: `${axes[1]} →`, ...soft }, { kind: "text", x: left - 5, y: top + 6.2 * (axes[0].length + 2), text: `← ${axes[0]}`, turn: -90, ...soft });
   }
   const below = top + shown.rows * cell + 22;
-  const key = legendShapes(12, below, endsOf(end, range, shared, signed, most), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed, hatched);
+  const key = legendShapes(12, below, endsOf(spread, range, signed, most), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed, hatched);
   const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length, (hatched ? 500 : 430) + (shown.chosen ? 110 : 0));
   if (shown.chosen) key.push({ kind: "rect", x: width - 96, y: below - 8, w: 9, h: 9, fill: inks.faint }, { kind: "text", x: width - 82, y: below, text: "not chosen", fill: inks.soft });
   return { width: Math.ceil(width), height: Math.ceil(top + shown.rows * cell + 34), title: full, shapes: [...shapes, ...key] };
@@ -116,7 +147,8 @@ export function legendShapes(x: number, y: number, [low, high]: [string, string]
   const { css } = SCALES[signed ? "differences" : "weights"][theme];
   const inks = INKS[theme];
   const [from, steps, wide] = [x + 8 + 6 * low.length, 40, 2.5];
-  const ramp = Array.from({ length: steps }, (_, i): Shape => ({ kind: "rect", x: from + i * wide, y: y - 8, w: wide + 0.3, h: 9, fill: css[step(i / (steps - 1))] }));
+  const first = rampStart(low, signed);
+  const ramp = Array.from({ length: steps }, (_, i): Shape => ({ kind: "rect", x: from + i * wide, y: y - 8, w: wide + 0.3, h: 9, fill: css[step(first + ((1 - first) * i) / (steps - 1))] }));
   const end = from + steps * wide;
   return [
     { kind: "text", x, y, text: low, fill: inks.soft },

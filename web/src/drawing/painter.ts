@@ -4,16 +4,17 @@ import { INKS, SCALES, UNCHOSEN, onColour, onDifference, step } from "./colour";
 import type { Theme } from "./colour";
 import { ranged } from "./drawings";
 import type { Range } from "./drawings";
-import { cellText, clip } from "../numbers/format";
+import { clip, fitted } from "../numbers/format";
 import type { Cells, Strip } from "../numbers/cells";
 import { largest } from "../numbers/matrix";
-import type { Matrix } from "../numbers/matrix";
+import type { Matrix, Spread } from "../numbers/matrix";
 import { NOWHERE } from "./pointed";
 import type { Pointed } from "./pointed";
 import { FONT } from "./scene";
 
 const LABEL = 12; // the smallest cell with room for a label, in CSS pixels
 const NUMBER = 34; // the smallest cell with room for a number
+const PADDING = 3; // beside a number
 const MOST_CELL = 44;
 /** The most height of a map, and what else a screen shows beside it. */
 const HIGH = { least: 420, beside: 440 };
@@ -27,7 +28,8 @@ export interface Picture {
   keys: string[];
   theme: Theme;
   range: Range;
-  shared: number;
+  /** Of the numbers that share the scale of colours. */
+  spread: Spread;
   signed: boolean;
   /** Show the bars of rows and columns. */
   strips: boolean;
@@ -183,8 +185,8 @@ export class Painter {
     if (level === 0 && side >= 6) this.details(pen, picture, { level, top: start, of }, side, [top, below, left, right]);
   }
 
-  private place(of: Matrix, { of: cells, range, shared, signed }: Picture): (value: number, i: number) => number {
-    const known = this.places.get(of) ?? ranged(of, range, range === "shared" ? shared : cells.end, signed);
+  private place(of: Matrix, { range, spread, signed }: Picture): (value: number, i: number) => number {
+    const known = this.places.get(of) ?? ranged(of, range, spread, signed);
     this.places.set(of, known);
     return known;
   }
@@ -216,7 +218,7 @@ export class Painter {
           pen.stroke();
         } else if (side >= NUMBER) {
           pen.fillStyle = (picture.signed ? onDifference : onColour)(theme, this.place(of, picture)(value, i));
-          pen.fillText(cellText(value), x(j) + side / 2, y(i) + side / 2);
+          pen.fillText(fitted(value, (text) => pen.measureText(text).width <= side - PADDING), x(j) + side / 2, y(i) + side / 2);
         }
       }
     }

@@ -55,7 +55,7 @@ export interface Layout {
 
 const LABEL = 104;
 const BAR = 26; // the length of the longest bar to each side
-const BARS = 2 * BAR + 56; // the width of a column of bars with its numbers
+const BARS = 2 * BAR + 70; // the width of a column of bars with its numbers, the longest of which is like −1.23e−10
 const GAP = 18;
 const LEAST_BLOCK = 200; // the width of the words above a block
 

@@ -1,7 +1,7 @@
 /** The cells of a head at several levels of detail: of a matrix that is here, or in strips that a server pools. */
 
-import { largest, largestShared, marginals, pyramid } from "./matrix";
-import type { Matrix } from "./matrix";
+import { largest, marginals, pyramid, spreadOf } from "./matrix";
+import type { Matrix, Spread } from "./matrix";
 
 /** Rows of a level from `top` on, all columns. */
 export interface Strip {
@@ -17,8 +17,8 @@ export interface Cells {
   levels: number;
   /** The largest magnitude. */
   most: number;
-  /** The end of the scale of colours: the largest magnitude, of weights without those of queries with one key. */
-  end: number;
+  /** What the scale of colours is made of: the ends of the numbers, of weights without those of queries with one key. */
+  spread: Spread;
   /** What is drawn beside rows and columns: a number for each `every` of them. */
   bars: { queries: Float32Array; keys: Float32Array; every: number };
   /** What there is to paint of a level's rows `top` to before `below`, coarser strips first. */
@@ -40,7 +40,7 @@ export function whole(of: Matrix, signed = of.signed): Cells {
     columns: of.columns,
     levels: levels.length,
     most: largest(of.data),
-    end: signed ? largest(of.data) : largestShared(of),
+    spread: signed ? { low: 0, high: largest(of.data) } : spreadOf(of),
     bars: { ...marginals(of), every: 1 },
     strips: (level) => [{ level, top: 0, of: levels[level] }],
     value: (query, key) => of.data[query * of.columns + key],
@@ -70,7 +70,7 @@ interface Missing {
 export class Tiles implements Cells {
   readonly levels: number;
   readonly most: number;
-  readonly end: number;
+  readonly spread: Spread;
   readonly bars: Cells["bars"];
   readonly signed: boolean;
   /** Called when a strip came. */
@@ -85,7 +85,8 @@ export class Tiles implements Cells {
   private constructor(readonly rows: number, readonly columns: number, readonly coarsest: Matrix, private readonly read: Read, halvings: number) {
     this.levels = halvings + 1;
     this.signed = coarsest.signed ?? false;
-    this.most = this.end = largest(coarsest.data);
+    this.most = largest(coarsest.data);
+    this.spread = { ...spreadOf(coarsest), high: this.most };
     const keys = new Float32Array(coarsest.columns);
     coarsest.data.forEach((value, at) => (keys[at % keys.length] = Math.max(keys[at % keys.length], value)));
     this.bars = { queries: marginals(coarsest).queries, keys, every: 2 ** halvings };

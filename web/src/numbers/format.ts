@@ -51,6 +51,12 @@ export function cellText(value: number): string {
   return Math.abs(value) < 0.005 ? "~0" : value.toFixed(2).replace(/^(-?)0\./, "$1.").replace("-", "−");
 }
 
+/** A number of a map as it fits into its cell: with fewer digits where two are too wide, and nothing where none fits. */
+export function fitted(value: number, fits: (text: string) => boolean): string {
+  const shorter = [cellText(value), ...(Math.abs(value) < 0.05 ? [] : [real(value, 1)]), ...(Math.abs(value) < 0.5 ? [] : [real(value, 0)]), ...(Math.abs(value) < 1000 ? [] : [count(Math.round(value)).replace(" ", "")])];
+  return shorter.find(fits) ?? "";
+}
+
 /** Format a duration in milliseconds with three significant digits, in the unit that suits it: 0.12 ms, 10 s, 5 min. */
 export function duration(value: number | null | undefined): string {
   if (!isNumber(value)) return "—";
@@ -70,7 +76,7 @@ export const settled = (change: number, relative = change) => (Math.abs(relative
 /** Format a settled change. */
 export const effect = (change: number) => (change === 0 ? "no effect" : precise(change));
 
-export const ABOUT_ROUNDING = "Less than a millionth of the output is rounding, and said to have no effect.";
+export const ABOUT_ROUNDING = "Changes below one millionth of the output are rounding; the page writes “no effect”.";
 
 /** Return the first characters of a version. */
 export const short = (version: string | null | undefined) => (version ? version.slice(0, 10) : "—");

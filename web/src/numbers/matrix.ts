@@ -41,6 +41,26 @@ export function largestShared(of: Matrix): number {
   return most || largest(of.data);
 }
 
+/** Where the weights of a head lie: the first percentile of those above 0, and the largest of the queries that look at several keys. */
+export interface Spread {
+  low: number;
+  high: number;
+}
+
+const SAMPLED = 16_384; // cells, from which a percentile is read
+
+/** The spread of weights; of numbers of either sign from 0. */
+export function spreadOf(of: Matrix): Spread {
+  const high = largestShared(of);
+  if (of.signed) return { low: 0, high };
+  const every = Math.max(1, of.data.length / SAMPLED);
+  const positive = Array.from({ length: Math.floor(of.data.length / every) }, (_, i) => of.data[Math.floor(i * every)]).filter((each) => each > 0).sort((a, b) => a - b);
+  return { low: Math.min(high, positive[Math.floor(positive.length / 100)] ?? 0), high };
+}
+
+/** The spread of several heads together. */
+export const joined = (spreads: Spread[]): Spread => ({ low: Math.min(...spreads.map(({ low }) => low)), high: Math.max(...spreads.map(({ high }) => high)) });
+
 /** Halve both sides: each cell is the one of the largest magnitude among up to four. */
 export function pooled(of: Matrix): Matrix {
   const rows = Math.ceil(of.rows / 2);
@@ -136,8 +156,8 @@ export const statisticsOf = ({ window, sinks, classes }: Counting): [string, str
   ["previous_token", "previous token", "The share of the key before the query's own position: 1 if each token looks at the one before it, 0 if never."],
   ["next_token", "next token", "The share of the key after the query's own position: 1 if each token looks at the next, 0 if never, as under a causal mask."],
   ["duplicate_token", "duplicate token", "The share of earlier keys with the query's own token (Wang et al. 2023): 1 if each looks at its earlier copies, 0 if never, or if no token comes twice."],
-  ["induction", "induction", "The share of earlier keys that follow a token equal to the query's (Olsson et al. 2022): 1 if each looks behind its earlier copies, 0 if never, or if no token comes twice."],
-  ["alignment", "alignment", "Whether later queries look at later keys (Somers 1962): 1 if each looks behind the earlier ones, 0 if all look at the same, −1 if before them."],
+  ["induction", "induction", "The share of earlier keys that follow a token equal to the query's (Olsson et al. 2022): 1 if each looks at what followed its earlier copies, 0 if never, or if no token comes twice."],
+  ["alignment", "alignment", "Whether later queries look at later keys (Somers 1962): 1 if each query looks at later keys than the queries before it, 0 if all look at the same keys, −1 if at earlier keys."],
   ...Object.keys(classes).map((name): [string, string, string] => [CLASSES + name, `class ${name}`, `The share of the keys ${classes[name].join(" ")} (Clark et al. 2019): 1 if a query looks at these alone, 0 if never.`]),
 ];
 

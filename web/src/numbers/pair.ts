@@ -2,7 +2,7 @@
 
 import { whole } from "./cells";
 import type { Cells } from "./cells";
-import { difference, divergence, largest, marginals, matrix } from "./matrix";
+import { difference, divergence, largest, marginals, matrix, spreadOf } from "./matrix";
 import type { Matrix } from "./matrix";
 
 export interface Pair {
@@ -43,7 +43,7 @@ export function pairOf(one: Matrix, other: Matrix): Pair {
     columns: one.columns,
     levels: halvings + 1,
     most: largest(pooled.data),
-    end: largest(pooled.data),
+    spread: { low: pooled === less ? 0 : spreadOf(pooled).low, high: largest(pooled.data) },
     bars: { ...marginals(pooled), every: 2 ** halvings },
     strips: () => [{ level: halvings, top: 0, of: pooled }],
     value,

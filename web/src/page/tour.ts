@@ -18,14 +18,14 @@ interface Finding {
 
 const REPEATED = "Kate met Tamiro in the park. Then Tamiro met Kate in the park. Then Kate met Tamiro";
 const tiny = (view: string, params: State["params"]): State => ({ view, params: { source: "model:tiny", ...params } });
-const behindTheLast = (query: number, key: number, tokens: string[]) => key > 0 && key <= query && tokens[key - 1] === tokens[query];
+const afterTheLast = (query: number, key: number, tokens: string[]) => key > 0 && key <= query && tokens[key - 1] === tokens[query];
 
 export const FINDINGS: Finding[] = [
   { title: "A head looks one token back", about: "Every token looks at the one before it, so that the next layer knows what stood there: the line below the diagonal is dark.", at: tiny("head", { layer: "0", head: "0" }), head: "L0H0", shows: (query, key) => key === query - 1 },
-  { title: "A head looks at its own token", about: "Beside it, L0H1 looks at the token itself: the diagonal is dark.", at: tiny("head", { layer: "0", head: "1" }), head: "L0H1", shows: (query, key) => query > 0 && key === query },
-  { title: "Induction: a head looks behind the last time", about: "In a text that repeats, it looks at what followed the same token before, and the model goes on in the same way (Olsson et al. 2022). Of all heads it comes first, sorted by induction.", at: tiny("overview", { text: REPEATED, sort: "induction" }), head: "L1H0", shows: behindTheLast },
+  { title: "A head looks at its own token", about: "L0H1 looks at the token itself: the diagonal is dark.", at: tiny("head", { layer: "0", head: "1" }), head: "L0H1", shows: (query, key) => query > 0 && key === query },
+  { title: "Induction: a head looks at what came next last time", about: "In a text that repeats, the head looks at what followed the same token before, and the model goes on in the same way (Olsson et al. 2022). Sorted by induction, it comes first.", at: tiny("overview", { text: REPEATED, sort: "induction" }), head: "L1H0", shows: afterTheLast },
   { title: "A sink: a head that rests on the first token", about: "A head that has nothing to look for puts its weight on the first token (Xiao et al. 2024): its column is dark.", at: tiny("head", { layer: "2", head: "3" }), head: "L2H3", shows: (query, key) => query > 0 && key === 0 },
-  { title: "Without the induction head the name is lost", about: "The text ends in the middle of a name that it has had before. With the induction head knocked out, the model no longer knows how the name goes on: see the likeliest next tokens, and press its button to bring it back.", at: tiny("decode", { layer: "1", head: "0", knocked: "1.0" }), head: "L1H0", shows: behindTheLast, token: { id: 299, token: "ir" } },
+  { title: "Without the induction head the name is lost", about: "The text ends in the middle of a name that it has had before. With the induction head knocked out, the model no longer knows how the name goes on: see the likeliest next tokens, and press its button to bring it back.", at: tiny("decode", { layer: "1", head: "0", knocked: "1.0" }), head: "L1H0", shows: afterTheLast, token: { id: 299, token: "ir" } },
 ];
 
 /** The number of the finding that the tour is at, from 1; 0 outside the tour. */

@@ -173,7 +173,7 @@ function Shown({ of, signed, measured, token, at, own, picture, sound, pick }: S
       {over && (
         <figure class="patches">
           <figcaption>{measured} of {log}, by patch</figcaption>
-          <OverImage picture={picture} places={places} values={values} label={`${picture} with ${measured} of ${log}`}
+          <OverImage picture={picture} places={places} values={values} signed={signed} label={`${picture} with ${measured} of ${log}`}
             describe={(patch) => (patch === null ? "Point at a patch. Orange is above 0, blue below." : `${log} by ${names[patch]}: ${precise(values[patch], 4)}`)} />
         </figure>
       )}

@@ -9,10 +9,10 @@ import { Tiles, whole } from "../numbers/cells";
 import type { Cells } from "../numbers/cells";
 import { SCALES as COLOURS, step } from "../drawing/colour";
 import { useHeight, usePage, useWidth } from "../page/context";
-import { QUERIES_AND_KEYS, endsOf, usualRange } from "../drawing/drawings";
+import { QUERIES_AND_KEYS, endsOf, rampStart, usualRange } from "../drawing/drawings";
 import type { Range } from "../drawing/drawings";
 import { precise } from "../numbers/format";
-import type { Matrix } from "../numbers/matrix";
+import type { Matrix, Spread } from "../numbers/matrix";
 import { Painter } from "../drawing/painter";
 import type { Cell, Zoom } from "../drawing/painter";
 import { NOWHERE, usePointed, usePointing } from "../drawing/pointed";
@@ -26,7 +26,8 @@ interface HeatMapProps {
   keys: string[];
   title: string;
   range?: Range;
-  shared?: number;
+  /** The spread of all heads that share the range `shared`. */
+  shared?: Spread;
   signed?: boolean;
   large?: boolean;
   /** The names of the rows and of the columns. */
@@ -50,11 +51,12 @@ const MOST_CELLS = 10_000; // of the table
 const cellOf = ({ query, key }: Pointed): Cell | null => (query === null || key === null ? null : { query, key });
 
 export function HeatMap(props: HeatMapProps) {
-  const { of, queries, keys, title, shared = 0, signed = of.signed ?? false, large = false, axes = QUERIES_AND_KEYS, at = null, alone = axes !== QUERIES_AND_KEYS } = props;
+  const { of, queries, keys, title, shared, signed = of.signed ?? false, large = false, axes = QUERIES_AND_KEYS, at = null, alone = axes !== QUERIES_AND_KEYS } = props;
   const { range = axes === QUERIES_AND_KEYS ? usualRange(Math.max(of.rows, of.columns)) : "own" } = props;
   const { theme, params } = usePage();
   const rings = useMemo(() => (signed || axes !== QUERIES_AND_KEYS ? [] : ringed(params, title, queries, keys)), [params.tour, title, queries, keys, signed, axes]);
   const cells: Cells = useMemo(() => ("levels" in of ? of : whole(of, signed)), [of, signed]);
+  const spread = useMemo(() => (range === "shared" && shared ? shared : { low: axes === QUERIES_AND_KEYS ? cells.spread.low : 0, high: cells.spread.high }), [cells, range, shared?.low, shared?.high, axes]);
   const [place, width] = useWidth();
   const screen = useHeight();
   const canvas = useRef<HTMLCanvasElement>(null);
@@ -80,9 +82,9 @@ export function HeatMap(props: HeatMapProps) {
 
   useEffect(() => {
     if (!width || !painter.current) return;
-    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large, axes, ringed: rings }, width, screen);
+    painter.current.show({ of: cells, queries, keys, theme, range, spread, signed, strips: large && !signed, large, axes, ringed: rings }, width, screen);
     behave();
-  }, [cells, queries, keys, theme, range, shared, signed, large, axes.join(), rings, width, screen]);
+  }, [cells, queries, keys, theme, range, spread, signed, large, axes.join(), rings, width, screen]);
 
   useEffect(() => {
     if (!(of instanceof Tiles)) return;
@@ -177,7 +179,7 @@ export function HeatMap(props: HeatMapProps) {
           <Button class="quiet" onClick={() => scaleBy(0)}>Whole</Button>
         </div>
       )}
-      <Legend end={cells.end} most={cells.most} range={range} shared={shared} signed={signed} axes={axes} chooses={cells.chosen !== undefined} />
+      <Legend spread={spread} most={cells.most} range={range} signed={signed} axes={axes} chooses={cells.chosen !== undefined} />
       <div ref={place} class="stage">
         <canvas ref={canvas} tabIndex={0} role="img" aria-label={label} onPointerMove={point} onPointerDown={point}
           onPointerLeave={() => pointing.set(NOWHERE)} onKeyDown={press}
@@ -214,11 +216,10 @@ export function CellTable({ of, queries, keys, title, axes }: { of: Cells; queri
 }
 
 interface LegendProps {
-  /** The end of the scale and the largest magnitude; unknown for several maps with their own ranges. */
-  end?: number;
+  /** The spread of the numbers and the largest magnitude; unknown for several maps with their own ranges. */
+  spread?: Spread | undefined;
   most?: number;
   range: Range;
-  shared: number;
   signed?: boolean;
   axes?: [string, string];
   /** Its layer chooses keys. */
@@ -226,10 +227,11 @@ interface LegendProps {
 }
 
 /** What the colours mean, and what rows and columns are. */
-export function Legend({ end, most, range, shared, signed = false, axes, chooses = false }: LegendProps) {
+export function Legend({ spread, most, range, signed = false, axes, chooses = false }: LegendProps) {
   const { theme } = usePage();
-  const [low, high] = endsOf(end, range, shared, signed, most);
-  const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => COLOURS[signed ? "differences" : "weights"][theme].css[step(at)]).join(", ");
+  const [low, high] = endsOf(spread, range, signed, most);
+  const first = rampStart(low, signed);
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => first + (1 - first) * at).map((at) => COLOURS[signed ? "differences" : "weights"][theme].css[step(at)]).join(", ");
   return (
     <span class="scale">
       {axes && <span>rows {axes[0]}, columns {axes[1]}</span>}

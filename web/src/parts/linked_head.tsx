@@ -3,7 +3,7 @@
 import { usePage } from "../page/context";
 import type { Range } from "../drawing/drawings";
 import { HeatMap } from "./heatmap";
-import type { Matrix } from "../numbers/matrix";
+import type { Matrix, Spread } from "../numbers/matrix";
 import type { Cell } from "../drawing/painter";
 import { usePointed, usePointing } from "../drawing/pointed";
 import { TokenLines, readout } from "./token_lines";
@@ -15,7 +15,7 @@ interface LinkedHeadProps {
   keys: string[];
   title: string;
   range: Range;
-  shared?: number;
+  shared?: Spread | undefined;
   /** The most tokens that are drawn with lines. */
   most?: number;
   pick?: (cell: Cell) => void;
@@ -24,14 +24,14 @@ interface LinkedHeadProps {
 const MOST_LINES = 48; // tokens of a drawing with lines, which stands above its map
 const LEAST = { all: 0.15, one: 0.01 }; // weights that are drawn as lines
 
-export function LinkedHead({ of, queries, keys, title, range, shared = 0, most = MOST_LINES, pick }: LinkedHeadProps) {
+export function LinkedHead({ of, queries, keys, title, range, shared, most = MOST_LINES, pick }: LinkedHeadProps) {
   const { params } = usePage();
   const pointed = usePointed(usePointing());
   return (
     <div class={ringed(params, title, queries, keys).length ? "linked ringed" : "linked"}>
       <p class="readout" aria-hidden="true">{readout([{ of }], queries, keys, pointed)}</p>
       {Math.max(queries.length, keys.length) <= most && <TokenLines fit drawn={[{ of }]} queries={queries} keys={keys} title={title} least={LEAST} />}
-      <HeatMap of={of} queries={queries} keys={keys} title={title} range={range} shared={shared} {...(pick ? { pick } : {})} />
+      <HeatMap of={of} queries={queries} keys={keys} title={title} range={range} {...(shared ? { shared } : {})} {...(pick ? { pick } : {})} />
     </div>
   );
 }

@@ -1,4 +1,4 @@
-/** The whole model of a view that brings texts of its own. */
+/** The whole model of a view with its own texts. */
 
 import type { ComponentChildren } from "preact";
 import { usePage } from "../page/context";
@@ -9,7 +9,7 @@ import { Choice, Waiting } from "./ui";
 interface ModelChoiceProps {
   /** True for a model that the view can ask. */
   able: (model: ModelInfo) => boolean;
-  /** What is said where there is none. */
+  /** The sentence that is shown where there is no model. */
   none: string;
   children: (model: ModelInfo) => ComponentChildren;
 }

@@ -2,8 +2,9 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { usePage, useWidth } from "../page/context";
+import { overlaid } from "../drawing/drawings";
 import { precise } from "../numbers/format";
-import { largest, marginals, row } from "../numbers/matrix";
+import { marginals, row } from "../numbers/matrix";
 import type { Matrix } from "../numbers/matrix";
 import { pictures } from "../subjects/media";
 import { integer } from "../page/state";
@@ -29,6 +30,8 @@ interface OverImageProps {
   places: Place[];
   /** A number for each token. */
   values: ArrayLike<number>;
+  /** The numbers may lie on both sides of 0. */
+  signed?: boolean;
   /** What the picture says of a patch, or of all if none is under the pointer. */
   describe: (patch: number | null) => string;
   label: string;
@@ -37,11 +40,12 @@ interface OverImageProps {
 }
 
 /** An image in grey, and over its patches their numbers: orange above 0, blue below, the darker the larger. */
-export function OverImage({ picture, places, values, describe, label, sinks = [], pick }: OverImageProps) {
-  const [place, width] = useWidth();
+export function OverImage({ picture, places, values, signed = false, describe, label, sinks = [], pick }: OverImageProps) {
+  const [frame, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [pointed, point] = useState<number | null>(null);
   const bitmap = pictures.get(picture)?.bitmap;
+  const { place, ends } = useMemo(() => overlaid(places.flatMap((each, i) => (each ? [values[i]] : [])), signed), [places, values, signed]);
   const large = bitmap ? Math.min(4, Math.min(width || MOST_SIDE, MOST_SIDE) / Math.max(bitmap.width, bitmap.height)) : 1; // of a pixel
   useEffect(() => {
     const pen = canvas.current?.getContext("2d");
@@ -51,11 +55,10 @@ export function OverImage({ picture, places, values, describe, label, sinks = []
     pen.filter = "grayscale(1)";
     pen.drawImage(bitmap, 0, 0, canvas.current.width, canvas.current.height);
     pen.filter = "none";
-    const most = largest(places.map((each, i) => (each ? values[i] : 0))) || 1;
     places.forEach((each, i) => {
       if (!each) return;
       const [left, top, right, bottom] = each.map((side) => side * large);
-      pen.globalAlpha = DARKEST * Math.abs(values[i] / most);
+      pen.globalAlpha = DARKEST * Math.min(1, Math.max(0, Math.abs(place(values[i]))));
       pen.fillStyle = values[i] < 0 ? COLD : HOT;
       pen.fillRect(left, top, right - left, bottom - top);
       pen.globalAlpha = 1;
@@ -83,11 +86,12 @@ export function OverImage({ picture, places, values, describe, label, sinks = []
   const readout = describe(pointed);
   return (
     <>
-      <div ref={place}>
+      <div ref={frame}>
         <canvas ref={canvas} role="img" aria-label={`${label}: ${readout}`}
           onPointerMove={(event) => point(at(event.offsetX / large, event.offsetY / large))} onPointerLeave={() => point(null)}
           onClick={(event) => { const found = at(event.offsetX / large, event.offsetY / large); if (found !== null) pick?.(found); }} />
       </div>
+      <p class="scale"><span class="ends">{ends[0]} <span class="ramp" aria-hidden="true" style={{ background: `linear-gradient(to right, ${signed ? `${COLD}, transparent` : "transparent"}, ${HOT})` }} /> {ends[1]}</span></p>
       <p class="readout">{readout}</p>
     </>
   );
@@ -109,7 +113,7 @@ export function Patches({ of, layer, picture, title }: { of: Matrix; layer: Laye
   return (
     <figure class="patches">
       <Choice label="Looking" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])} />
-      <OverImage picture={picture} places={places} values={weights} sinks={sinks} label={`${picture} with the weights of ${title}`}
+      <OverImage picture={picture} places={places} values={weights} signed={of.signed ?? false} sinks={sinks} label={`${picture} with the weights of ${title}`}
         describe={(patch) => (patch === null ? all : `${queries[query]} looks at ${keys[patch]}: ${precise(weights[patch], 4)}`)} pick={(patch) => { if (queries[patch] === keys[patch]) go({ query: patch }); }} />
     </figure>
   );

@@ -31,7 +31,7 @@ function shownOf({ queries, keys, seconds = {} }: Layer, of: Matrix | null, quer
     const most = strongest(values);
     const at = seen[most];
     const own = of_query ? ` (${written(of_query)})` : "";
-    return { ...common, marked: at ? most : null, caption: at ? `${queries[query]}${own} looks at ${written(at)} most: ${precise(values[most], 3)}` : `${queries[query]}${own} looks behind the end of the sound most` };
+    return { ...common, marked: at ? most : null, caption: at ? `${queries[query]}${own} looks at ${written(at)} most: ${precise(values[most], 3)}` : `${queries[query]}${own} looks most at what comes after the end of the sound` };
   }
   return { ...common, marked: null, caption: seen ? "Point at the sound, a frame or a token; click the sound to hear it from there." : "Tokens of this layer have no seconds." };
 }

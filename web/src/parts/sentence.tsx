@@ -6,9 +6,11 @@ import type { ProblemDocument } from "../server/api";
 import { useLoaded, usePage } from "../page/context";
 import { bytes } from "../numbers/format";
 import { mostTokens } from "../page/limits";
+import { chatOf } from "../subjects/chat";
 import { SOUND_FILES, pictures, readPicture, readSound, remember, sounds } from "../subjects/media";
 import { FIRST_TEXT } from "../subjects/model_subject";
 import type { ModelInfo } from "../server/types";
+import { ChatLine, TextBox } from "./texts";
 import { Button, Field, ProblemBox } from "./ui";
 
 /** The parameters that belong to one input alone. */
@@ -18,13 +20,13 @@ const RESTS_MS = 300; // after which a text that is typed is counted
 
 interface SentenceProps {
   id: string;
-  /** Those of the sentence, once they are known. */
+  /** The tokens of the text, once they are known. */
   tokens: number | null;
   /** Ask again for what failed. */
   again: (() => void) | undefined;
 }
 
-/** The sentence, the image and the sound of a model, to be changed. */
+/** The text or the chat, the image and the sound of a model, to be changed. */
 export function Sentence({ id, tokens, again }: SentenceProps) {
   const { view, params, go, models } = usePage();
   const model = models?.find((each) => each.id === id);
@@ -37,8 +39,9 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
   useEffect(() => setDraft(text), [text]);
   useEffect(() => setPair(params.pair ?? ""), [params.pair]);
   useEffect(() => setTarget(params.target ?? ""), [params.target]);
-  useEffect(() => setProblem(null), [id, text, params.image, params.sound]);
+  useEffect(() => setProblem(null), [id, text, params.messages, params.image, params.sound]);
   const takes = (what: string) => model?.takes.includes(what) ?? what === "text";
+  const chat = takes("text") ? chatOf(params) : null;
   /** Take a file that was chosen or dropped, as what the model takes. */
   const take = async (file: File | undefined) => {
     setProblem(null);
@@ -68,7 +71,7 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
   const ofModel = model?.max_length ?? Infinity;
   const limit = Number.isFinite(Math.min(ofView, ofModel)) ? Math.min(ofView, ofModel) : null;
   // Until its tokenizer has read it, as many characters a token as the sentence before had.
-  const uncounted = draft !== text || tokens === null ? draft : "";
+  const uncounted = !chat && (draft !== text || tokens === null) ? draft : "";
   const { value: count } = useLoaded(`${id}/${uncounted}/${pair}`, async (signal) => {
     if (model?.state !== "resident" || !uncounted.trim() || !takes("text")) return null;
     await new Promise((rested) => setTimeout(rested, RESTS_MS));
@@ -81,17 +84,15 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
   const counted = `${known === null ? "about " : ""}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
   return (
     <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images") || takes("audio")) void take(event.dataTransfer?.files[0]); }}
-      onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), pair: pair.trim(), target: target.trim() }); again?.(); }}>
-      {takes("text") && (
-        <label class="wide"><span>Type a sentence <span class={limit && about > limit ? "hint over" : "hint"}>{counted}</span></span>
-          <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} /></label>
-      )}
-      {takes("text_pair") && <Field label="A second text" hint="or nothing" value={pair} live set={setPair} />}
+      onSubmit={(event) => { event.preventDefault(); if (!chat && takes("text") && !draft.trim()) return; go({ ...CHANGED, ...(chat ? {} : { text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), pair: pair.trim() }), target: target.trim() }); again?.(); }}>
+      {chat && <ChatLine turns={chat} hint={tokens === null ? "" : counted} />}
+      {takes("text") && !chat && <TextBox label="Type a sentence" hint={counted} over={limit !== null && about > limit} value={draft} write={setDraft} />}
+      {takes("text_pair") && !chat && <Field label="A second text" hint="or nothing" value={pair} live set={setPair} />}
       {takes("target") && <Field label="The decoder's text" hint="or nothing" value={target} live set={setTarget} />}
       {takes("images") && <Chosen label="Image" name={params.image} accept="image/png,image/jpeg,image/webp,image/gif" take={take} />}
       {takes("audio") && <Chosen label="Sound" name={params.sound} accept={SOUND_FILES} take={take} />}
       {sound && takes("target") && model?.generates && <Button disabled={busy} onClick={() => void transcribe(sound.base64)}>{busy ? "Listening…" : "Transcribe"}</Button>}
-      {(takes("text") || takes("target")) && <button type="submit" class="primary" disabled={takes("text") && !draft.trim()}>Look</button>}
+      {((takes("text") && !chat) || takes("target")) && <button type="submit" class="primary" disabled={takes("text") && !chat && !draft.trim()}>Look</button>}
       <ProblemBox problem={problem} />
     </form>
   );
@@ -110,7 +111,7 @@ const Chosen = ({ label, name, accept, take }: ChosenProps) => (
     <input type="file" accept={accept} onChange={({ currentTarget }) => { void take(currentTarget.files?.[0]); currentTarget.value = ""; }} /></label>
 );
 
-/** What a model that is not resident is said to be in a choice. */
+/** The label of a model in a choice, with its state. */
 export function modelLabel({ id, state, bytes: size, refused, base }: ModelInfo): string {
   if (refused) return `${id} · cannot be loaded`;
   const waits = state === "resident" ? "" : `, ${state === "loading" ? "loading" : "to be loaded"}, about ${bytes(size)}`;

@@ -17,7 +17,7 @@ interface ShadedTokensProps {
   /** The end of the colours. */
   most: number;
   signed: boolean;
-  /** What stands behind the last token. */
+  /** What follows the last token. */
   children?: ComponentChildren;
 }
 

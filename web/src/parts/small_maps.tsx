@@ -9,7 +9,7 @@ import { endsOf, legendShapes, ranged } from "../drawing/drawings";
 import type { Range } from "../drawing/drawings";
 import { clip } from "../numbers/format";
 import { pooled } from "../numbers/matrix";
-import type { Matrix } from "../numbers/matrix";
+import type { Matrix, Spread } from "../numbers/matrix";
 import { NOWHERE, usePointing } from "../drawing/pointed";
 import type { Scene } from "../drawing/scene";
 
@@ -39,9 +39,9 @@ export function Multiples({ class: kind, children }: MultiplesProps) {
 
 interface Shades {
   range: Range;
-  /** The end of the scale of colours: of this head, and of all. */
-  end: number;
-  shared: number;
+  /** What the scale of colours is made of: the spread of this head, and of all. */
+  spread: Spread;
+  shared: Spread;
 }
 
 interface MapProps extends Shades {
@@ -61,7 +61,7 @@ export function SmallMap({ of, queries, keys, point, ...shades }: MapProps) {
   return <div class="map" style={{ "--queries": String(queries), "--keys": String(keys) }} onPointerMove={move}><Thumbnail of={of} {...shades} /></div>;
 }
 
-const placesOf = (of: Matrix, { range, end, shared }: Shades) => ranged(of, range, range === "shared" ? shared : end, of.signed ?? false);
+const placesOf = (of: Matrix, { range, spread, shared }: Shades) => ranged(of, range, range === "shared" ? shared : spread, of.signed ?? false);
 
 const scaleOf = ({ signed }: Matrix) => SCALES[signed ? "differences" : "weights"];
 
@@ -79,7 +79,7 @@ export function Thumbnail({ of, ...shades }: Shades & { of: Matrix }) {
     const { words: colours } = scaleOf(of)[theme];
     for (let i = 0, at = 0; i < of.rows; i += 1) for (let j = 0; j < of.columns; j += 1, at += 1) words[at] = of.chosen?.[at] === 0 ? UNCHOSEN[theme] : colours[step(place(of.data[at], i))];
     pen.putImageData(image, 0, 0);
-  }, [of, shades.range, shades.end, shades.shared, theme]);
+  }, [of, shades.range, shades.spread, shades.shared.low, shades.shared.high, theme]);
   return <canvas ref={canvas} aria-hidden="true" />;
 }
 
@@ -87,15 +87,15 @@ const SIDE = 96; // of a map in the picture
 const GRAIN = 32; // its most cells a side
 
 /** The maps of heads in rows of `across`, as one drawing. */
-export function gridScene(heads: { of: Matrix; name: string; end: number }[], across: number, range: Range, sharedBy: (of: Matrix) => number, theme: Theme, title: string): Scene {
+export function gridScene(heads: { of: Matrix; name: string; spread: Spread }[], across: number, range: Range, sharedBy: (of: Matrix) => Spread, theme: Theme, title: string): Scene {
   const inks = INKS[theme];
   const width = Math.max(across * (SIDE + 10) + 14, 430);
   const scene: Scene = { width, height: 82 + Math.ceil(heads.length / across) * (SIDE + 26), title, shapes: [{ kind: "text", x: 12, y: 20, text: clip(title, 90), size: 13, bold: true, fill: inks.ink }] };
-  heads.forEach(({ of: all, name, end }, i) => {
+  heads.forEach(({ of: all, name, spread }, i) => {
     if (!all.rows) return;
     let of = all;
     while (Math.max(of.rows, of.columns) > GRAIN) of = pooled(of);
-    const place = placesOf(of, { range, end, shared: sharedBy(of) });
+    const place = placesOf(of, { range, spread, shared: sharedBy(of) });
     const [x, y] = [12 + (i % across) * (SIDE + 10), 34 + Math.floor(i / across) * (SIDE + 26)];
     const size = SIDE / Math.max(of.rows, of.columns);
     of.data.forEach((value, at) => {
@@ -105,6 +105,6 @@ export function gridScene(heads: { of: Matrix; name: string; end: number }[], ac
     scene.shapes.push({ kind: "text", x, y: y + SIDE + 13, text: clip(name, 14), fill: inks.soft });
   });
   const kinds = [false, true].flatMap((signed) => heads.find(({ of }) => Boolean(of.signed) === signed) ?? []);
-  kinds.forEach(({ of }, i) => scene.shapes.push(...legendShapes(12, scene.height - 14 - 16 * (kinds.length - 1 - i), endsOf(undefined, range, sharedBy(of), of.signed ?? false), i === 0 ? "rows queries, columns keys" : "weights of either sign", theme, of.signed)));
+  kinds.forEach(({ of }, i) => scene.shapes.push(...legendShapes(12, scene.height - 14 - 16 * (kinds.length - 1 - i), endsOf(range === "shared" ? sharedBy(of) : undefined, range, of.signed ?? false), i === 0 ? "rows queries, columns keys" : "weights of either sign", theme, of.signed)));
   return scene;
 }

@@ -2,6 +2,7 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { INKS, SCALES, colour, step } from "../drawing/colour";
+import { overlaid } from "../drawing/drawings";
 import { usePage, useWidth } from "../page/context";
 import { largest } from "../numbers/matrix";
 import type { Sound } from "../subjects/media";
@@ -49,6 +50,7 @@ export function SoundStrip({ sound, spans, values, signed = false, marked = null
   const { row, many } = useMemo(() => rowsOf(spans), [spans]);
   const across = width / end;
   const high = HEIGHT / many;
+  const scale = useMemo(() => values && overlaid(spans.flatMap((span, i) => (span ? [values[i]] : [])), signed), [spans, values, signed]);
   useEffect(() => {
     const pen = canvas.current?.getContext("2d");
     if (!canvas.current || !pen || !width) return;
@@ -58,10 +60,9 @@ export function SoundStrip({ sound, spans, values, signed = false, marked = null
     const inks = INKS[theme];
     pen.fillStyle = inks.paper;
     pen.fillRect(0, 0, width, HEIGHT);
-    const most = values ? largest(spans.map((span, i) => (span ? values[i] : 0))) || 1 : 1;
-    if (values) spans.forEach((span, i) => {
+    if (values && scale) spans.forEach((span, i) => {
       if (!span) return;
-      const share = (DARKEST * values[i]) / most;
+      const share = DARKEST * scale.place(values[i]);
       pen.fillStyle = signed ? SCALES.differences[theme].css[step(0.5 + share / 2)] : colour(theme, share);
       pen.fillRect(span[0] * across, HEIGHT - (row[i] + 1) * high, Math.max(1, (span[1] - span[0]) * across + 0.5), high);
     });
@@ -95,7 +96,7 @@ export function SoundStrip({ sound, spans, values, signed = false, marked = null
       <canvas ref={canvas} role="img" aria-label={label} style={{ width: `${width}px`, height: `${HEIGHT}px` }}
         onPointerMove={(event) => point?.(frameAt(event.offsetX, event.offsetY))} onPointerLeave={() => point?.(null)}
         onClick={(event) => pick?.(event.offsetX / across)} />
-      <p class="seconds" aria-hidden="true"><span>0 s</span><span>{end.toFixed(2)} s</span></p>
+      <p class="seconds" aria-hidden="true"><span>0 s</span>{scale && <span>colours from {scale.ends[0]} to {scale.ends[1]}</span>}<span>{end.toFixed(2)} s</span></p>
     </div>
   );
 }

@@ -5,7 +5,7 @@ import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { curl, python } from "../server/api";
 import type { ApiRequest, ProblemDocument } from "../server/api";
-import { INKS } from "../drawing/colour";
+import { GROUND } from "../drawing/colour";
 import { usePage } from "../page/context";
 import { useNarrow } from "./controls";
 import { bytes, clip, count, csvCell, duration, real, savedCell, short, whole } from "../numbers/format";
@@ -389,14 +389,14 @@ function SaveRow({ offers }: { offers: Offer[] }) {
   // The view may have been drawn again since: what it offers is read when a button is pressed.
   const [drawn, rows] = [() => now.current.scene?.() ?? { width: 0, height: 0, title: name, shapes: [] }, () => now.current.rows?.() ?? []];
   const facts = () => ({ page: location.href, ...now.current.facts });
-  const svg = () => toSvg(drawn(), INKS[theme].paper, facts());
+  const svg = () => toSvg(drawn(), GROUND[theme], facts());
   const csv = () => rows().map((cells) => `${cells.map(csvCell).join(",")}\n`).join("");
   const buttons = (
     <div class="export" role="group" aria-label="Save">
       {!narrow && <span class="hint">Save</span>}
       {offers.length > 1 && <select aria-label="What is saved" value={name} onChange={(event) => choose(event.currentTarget.value)}>{offers.map((each) => <option key={each.name} value={each.name} selected={each.name === name}>{each.now.current.label ?? each.name}</option>)}</select>}
       {has.scene && <Button class="quiet" onClick={() => save(`${name}.svg`, text(svg(), "image/svg+xml"))}>SVG</Button>}
-      {has.scene && <Button class="quiet" onClick={() => toCanvas(drawn(), INKS[theme].paper).toBlob((blob) => blob && save(`${name}.png`, blob))}>PNG</Button>}
+      {has.scene && <Button class="quiet" onClick={() => toCanvas(drawn(), GROUND[theme]).toBlob((blob) => blob && save(`${name}.png`, blob))}>PNG</Button>}
       {has.rows && <Button class="quiet" onClick={() => save(`${name}.csv`, text(csv(), "text/csv"))}>CSV</Button>}
       {has.json && <Button class="quiet" onClick={() => save(`${name}.json`, text(JSON.stringify({ ...facts(), ...(now.current.json?.() as object) }, null, 1), "application/json"))}>JSON</Button>}
       {has.scene && <Button class="quiet" onClick={() => save(`${name}.html`, text(standalone(svg(), drawn().title, rows()), "text/html"))}>HTML</Button>}

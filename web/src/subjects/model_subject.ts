@@ -3,6 +3,7 @@
 import { Problem, call, callTensors } from "../server/api";
 import type { ApiRequest } from "../server/api";
 import { duration, isolated, waits } from "../numbers/format";
+import { chatOf, shownChat } from "./chat";
 import { ofSequence } from "./live";
 import { pictures, sounds } from "./media";
 import { matrix } from "../numbers/matrix";
@@ -36,6 +37,10 @@ export function inputOf(params: Params, model: Pick<ModelInfo, "id" | "takes">):
   const images = picture && takes("images") ? { images: [{ base64: picture.base64 }] } : {};
   const audio = sound ? { audio: [{ base64: sound.base64 }] } : {};
   const target = params.target && takes("target") ? { target: params.target } : {};
+  const messages = reads ? chatOf(params) : null;
+  if (reads && params.messages && !messages) throw waits("This is no chat", "The address has messages that are no list of turns, each with a role and a content. Write them again under Text.", "messages");
+  if (messages && !takes("messages")) throw waits("This model reads no chat", `${model.id} has no chat template. Choose another model, or a text in place of the chat.`, "messages");
+  if (messages) return { messages, ...target, ...images, ...audio };
   const pair = params.pair && takes("text_pair") ? { text_pair: params.pair } : {};
   return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...pair, ...target, ...images, ...audio };
 }
@@ -106,14 +111,15 @@ export async function openModel(id: string, params: Params, signal: AbortSignal,
   if (model.refused) throw new Problem({ title: "This model cannot be asked", detail: model.refused, param: "model" });
   const input = inputOf(params, model);
   const ask = (body: Body, until?: AbortSignal) => callTensors<WeightsReply>(`${path}/weights`, { ...input, statistics: [], ...body }, until);
-  const text = typeof input.text === "string" ? input.text : ((input.audio ? params.sound : params.image) ?? "");
+  const chat = input.messages ? chatOf(params) : null;
+  const text = typeof input.text === "string" ? input.text : chat ? shownChat(chat) : ((input.audio ? params.sound : params.image) ?? "");
   const asTokens = () => callTensors<WeightsReply>(`${path}/forward`, { ...input, top_k: 0 }, signal);
   // What layers a model has is known once it is resident.
   const loading = model.layers.length ? null : await asTokens();
   if (loading) model = await described();
   // The tokens are known once the model has read the text; a text has more characters than tokens, but for the ends.
   const most = (text.length + 8) ** 2 * model.layers.reduce((sum, { heads }) => sum + heads, 0);
-  const sure = !input.images && !input.audio && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
+  const sure = !chat && !input.images && !input.audio && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
   const shares = model.layers.some(isImplicit) ? { normalize: "absolute" } : {};
   const ofText = model.layers.every(({ keys = "tokens" }) => keys === "tokens") && !["images", "audio"].some((each) => model.takes.includes(each));
   const fewer = model.layers.every(isByChannel) || (needs === "tokens" && ofText);

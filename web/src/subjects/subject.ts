@@ -39,7 +39,7 @@ export interface Layer {
   seconds?: { queries?: Span[]; keys?: Span[] };
 }
 
-/** Begin and end of a frame in seconds; null for other tokens, and behind the end of the sound. */
+/** Begin and end of a frame in seconds; null for other tokens, and after the end of the sound. */
 export type Span = [number, number] | null;
 
 /** Left, top, right and bottom of a patch in pixels of its image; null for other tokens. */
@@ -164,7 +164,7 @@ export const subjectKey = (params: Params, prefix = "") =>
   SUBJECT_PARAMS.map((name) => params[prefix + name] ?? "").join("\u0000");
 
 export const SUBJECT_PARAMS = [
-  "source", "text", "pair", "target", "image", "sound", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
+  "source", "text", "messages", "pair", "target", "image", "sound", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
   "window", "sinks", "classes",
 ];
 

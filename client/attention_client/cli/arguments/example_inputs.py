@@ -34,13 +34,13 @@ class RandomInputs(BaseModel):
 
 def for_module(config: ModuleConfig, draw: Draw, batch: int, queries: int, keys: int | None) -> Fields:
     """Draw a query ``[batch, queries, d_model]`` for a module, and key and value where they differ from it."""
-    found: Fields = {"query": draw((batch, queries, config.d_model))}
+    inputs: Fields = {"query": draw((batch, queries, config.d_model))}
     widths = config.key_width or config.d_model, config.value_width or config.d_model
     if keys is not None or widths != (config.d_model, config.d_model):
         key, value = ((batch, keys or queries, width) for width in widths)
-        found["key"] = draw(key)
-        found["value"] = found["key"] if key == value else draw(value)
-    return found
+        inputs["key"] = draw(key)
+        inputs["value"] = inputs["key"] if key == value else draw(value)
+    return inputs
 
 
 def for_raw(

@@ -29,7 +29,7 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Form:
+class OptionForm:
     """The form of an option: what it takes at the shell, and the function that makes a field's value of it."""
 
     kind: Any = str
@@ -55,7 +55,7 @@ class FieldOption(NamedTuple):
     """The option of one field."""
 
     parameter: inspect.Parameter
-    form: Form
+    form: OptionForm
     path: tuple[str, ...]
     """The field, or a field and its part."""
 
@@ -64,7 +64,7 @@ _SPREAD: Final = frozenset({"select", "shape", "config"})
 """Fields whose parts have an option each."""
 _WITHOUT: Final = frozenset({"encoding", "return_differences"})
 """Fields that the command chooses by itself."""
-_SINGULAR: Final = {"queries": "row"}
+_SINGULAR: Final = {"queries": "row", "keys": "column"}
 """Options of lists that are not the field's name without its s."""
 _COMPLETE: Final = {
     "kernel": completion.kernels, "module": completion.modules, "spec": completion.specs,
@@ -74,19 +74,19 @@ _COMPLETE: Final = {
 
 def options_of(
     model: type[BaseModel], *, only: Collection[str] = (), without: Collection[str] = (),
-    positional: Collection[str] = (), forms: Mapping[str, Form] | None = None, panel: str | None = None,
+    positional: Collection[str] = (), forms: Mapping[str, OptionForm] | None = None, panel: str | None = None,
     within: tuple[str, ...] = (), checked: bool = False,
 ) -> dict[str, FieldOption]:  # fmt: skip
     """Return the options of a model's fields, by field. ``forms``: those that the fields' types do not tell.
 
     ``checked``: the options check the bounds of numbers and the choices of names, since no request does.
     """
-    found: dict[str, FieldOption] = {}
+    options: dict[str, FieldOption] = {}
     for name, field in described(model).items():
         if name in _WITHOUT or name in without or (only and name not in only):
             continue
         if name in _SPREAD:
-            found |= options_of(members_of(field.annotation)[0], forms=forms, within=(name,))
+            options |= options_of(members_of(field.annotation)[0], forms=forms, within=(name,))
             continue
         form = (forms or {}).get(name) or _FORMS.get(name) or _form_of(name, field, checked)
         shared: dict[str, Any] = {"metavar": form.metavar, "min": form.least, "max": form.most}
@@ -99,8 +99,8 @@ def options_of(
         # A file of the query may hold all inputs, and numbers may be of raw attention alone.
         required = field.is_required() and form.metavar == "FILE" and name != "query"
         annotation: Any = Annotated[form.kind if required else form.kind | None, declared]
-        found[name] = FieldOption(parameter(name, annotation, ... if required else form.unset), form, (*within, name))
-    return found
+        options[name] = FieldOption(parameter(name, annotation, ... if required else form.unset), form, (*within, name))
+    return options
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -170,23 +170,27 @@ def _help(field: FieldInfo) -> str:
     return text if complete or default == "" else rf"{text}  [dim]\[default: {default}][/dim]"
 
 
-def _form_of(name: str, field: FieldInfo, checked: bool) -> Form:
+def _form_of(name: str, field: FieldInfo, checked: bool) -> OptionForm:
     """Return the form of an option for values of the field's type."""
     kind = members_of(field.annotation)[0]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is list and not _is_model(item := members_of(arguments[0])[0]):
         option = f"--{_dashed(_SINGULAR.get(name) or (field.alias or name).removesuffix('s'))}"
         least, _ = _bounds(get_args(arguments[0])[1:])
-        return Form(list[int], name=option, least=least) if item is int else Form(list[str], "NAME", name=option)
+        return (
+            OptionForm(list[int], name=option, least=least)
+            if item is int
+            else OptionForm(list[str], "NAME", name=option)
+        )
     if origin in {list, dict, np.ndarray} or _is_model(kind):
         return _from_file(kind)
     if kind is bool and field.default is not False:
-        return Form(bool, name=f"--{_dashed(name)}/--no-{_dashed(name)}")
+        return OptionForm(bool, name=f"--{_dashed(name)}/--no-{_dashed(name)}")
     if kind is bool:
-        return Form(bool, name=f"--{_dashed(name)}")
+        return OptionForm(bool, name=f"--{_dashed(name)}")
     if checked:
-        return Form(kind, least=_bounds([field])[0], most=_bounds([field])[1])
-    return Form(kind if kind in {int, float} else str, "NAME" if origin is Literal else None)
+        return OptionForm(kind, least=_bounds([field])[0], most=_bounds([field])[1])
+    return OptionForm(kind if kind in {int, float} else str, "NAME" if origin is Literal else None)
 
 
 def _bounds(fields: Sequence[Any]) -> tuple[int | None, int | None]:
@@ -196,14 +200,14 @@ def _bounds(fields: Sequence[Any]) -> tuple[int | None, int | None]:
     return least, most
 
 
-def _from_file(kind: Any) -> Form:
+def _from_file(kind: Any) -> OptionForm:
     """Return an option for a file of one tensor or of several, or for JSON."""
     if _is_array(kind):
-        return Form(metavar="FILE", read=read)
+        return OptionForm(metavar="FILE", read=read)
     parts = [each.annotation for each in kind.model_fields.values()] if _is_model(kind) else get_args(kind)[1:]
     if parts and all(map(_is_array, parts)):
-        return Form(metavar="FILE", read=read_all)
-    return Form(metavar="JSON|FILE", read=read_object if _is_model(kind) else read_json)
+        return OptionForm(metavar="FILE", read=read_all)
+    return OptionForm(metavar="JSON|FILE", read=read_object if _is_model(kind) else read_json)
 
 
 def _is_array(annotation: Any) -> bool:
@@ -245,11 +249,11 @@ def _labels(text: str, _: str) -> list[str]:
 
 
 _FORMS: Final = {
-    "return_": Form(list[str], "TAP", name="--return", complete=completion.taps, check=_taps),
-    "dropout": Form(metavar="P|JSON", read=_dropout),
-    "labels": Form(metavar="WORDS|FILE", read=_labels),
-    "query_labels": Form(metavar="WORDS|FILE", read=_labels),
-    "compare": Form(
+    "return_": OptionForm(list[str], "TAP", name="--return", complete=completion.taps, check=_taps),
+    "dropout": OptionForm(metavar="P|JSON", read=_dropout),
+    "labels": OptionForm(metavar="WORDS|FILE", read=_labels),
+    "query_labels": OptionForm(metavar="WORDS|FILE", read=_labels),
+    "compare": OptionForm(
         bool,
         name="--differences",
         read=lambda _, __: "unedited",

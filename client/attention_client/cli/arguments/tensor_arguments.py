@@ -204,7 +204,11 @@ def _walk(value: Any, path: str) -> list[tuple[str, NDArray[Any]]]:
     if isinstance(value, np.ndarray):
         return [(path, value)]
     if isinstance(value, Mapping):
-        return [found for key, item in value.items() for found in _walk(item, f"{path}.{key}" if path else str(key))]
+        return [
+            named_tensor
+            for key, item in value.items()
+            for named_tensor in _walk(item, f"{path}.{key}" if path else str(key))
+        ]
     return []
 
 
@@ -231,14 +235,14 @@ def write(path: Path, reply: WireModel | Mapping[str, NDArray[Any]], chief: str 
 
 def _numpy_file(path: Path, suffix: str, given: Mapping[str, NDArray[Any]], chief: str | None) -> bytes:
     bfloat16 = DTYPES["bfloat16"]  # which numpy's files do not know
-    found = {name: array.astype(np.float32) if array.dtype == bfloat16 else array for name, array in given.items()}
+    arrays = {name: array.astype(np.float32) if array.dtype == bfloat16 else array for name, array in given.items()}
     file = BytesIO()
     if suffix == ".npz":
-        np.savez(file, **found)  # type: ignore[arg-type]
+        np.savez(file, **arrays)  # type: ignore[arg-type]
         return file.getvalue()
-    if chief not in found and len(found) == 1:
-        chief = next(iter(found))
-    if chief not in found:
-        raise typer.BadParameter(f"{path} holds one tensor; the reply has {', '.join(found)}: write .npz instead")
-    np.save(file, found[chief])
+    if chief not in arrays and len(arrays) == 1:
+        chief = next(iter(arrays))
+    if chief not in arrays:
+        raise typer.BadParameter(f"{path} holds one tensor; the reply has {', '.join(arrays)}: write .npz instead")
+    np.save(file, arrays[chief])
     return file.getvalue()

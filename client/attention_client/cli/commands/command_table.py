@@ -7,13 +7,12 @@ from typing import Any, Final, get_args
 import typer
 
 from attention_client.cli.arguments import completion
-from attention_client.cli.arguments.model_options import Fields, Form
+from attention_client.cli.arguments.model_options import Fields, OptionForm
 from attention_client.cli.arguments.tensor_arguments import read_json, read_object
 from attention_client.cli.command_index import PANELS
 from attention_client.cli.commands.request_commands import RequestCommand
 from attention_client.cli.lazy_commands import Listed, command_of, listing
 from attention_client.cli.tables.reply_output import AsJson, Ending
-from attention_client.client import Client
 from attention_contract import operations
 from attention_contract.schemas.costs.sweeps import Dimension
 
@@ -33,45 +32,37 @@ def _layers(names: list[str], _: str) -> list[int | str]:
     return [int(name) if name.isdecimal() else name for name in names]
 
 
-LAYERS: Final = Form(list[str], "LAYER", name="--layer", read=_layers)
+LAYERS: Final = OptionForm(list[str], "LAYER", name="--layer", read=_layers)
 """Layers by number or name, as in decoder.3."""
-SOUNDS: Final = Form(list[str], "FILE", name="--audio")
+SOUNDS: Final = OptionForm(list[str], "FILE", name="--audio")
 """Files of sounds."""
 _OF_TEXTS: Final = {
-    "text": Form(metavar="TEXT"),
-    "tokens": Form(metavar="JSON|FILE", name="--tokens", read=read_json),
+    "text": OptionForm(metavar="TEXT"),
+    "tokens": OptionForm(metavar="JSON|FILE", name="--tokens", read=read_json),
     "layers": LAYERS,
-    "images": Form(list[str], "FILE", name="--image"),
+    "images": OptionForm(list[str], "FILE", name="--image"),
     "audio": SOUNDS,
 }
 """Forms of the input of a whole model."""
 _ENDS_OF_PATHS: Final = {
-    "from_": Form(metavar="JSON|FILE", name="--from", read=lambda text, _: read_object(text, "from")),
-    "to": Form(metavar="JSON|FILE", name="--to", read=lambda text, _: read_object(text, "to")),
+    "from_": OptionForm(metavar="JSON|FILE", name="--from", read=lambda text, _: read_object(text, "from")),
+    "to": OptionForm(metavar="JSON|FILE", name="--to", read=lambda text, _: read_object(text, "to")),
 }
 """Forms of the components that paths go between."""
 
 
 def _labelled(_: str | None, fields: Fields, ending: Ending) -> None:
-    """Leave the weights themselves to programs; name the keys of the largest weights where there are labels."""
-    fields.setdefault("return_weights", ending.whole)
-    labels = fields.get("labels")
-    if labels and not ending.whole and ending.plot is None:
-        fields.setdefault("top_k", min(3, len(labels)))
+    """Leave the weights themselves to programs and pictures; name the keys of the largest weights of what is chosen."""
+    returned = ending.whole or ending.plot is not None or bool(fields.get("average_heads"))
+    fields.setdefault("return_weights", returned)
+    if (fields.get("labels") or fields.get("select")) and not ending.whole and ending.plot is None:
+        fields.setdefault("top_k", min(3, len(fields.get("labels") or range(3))))
 
 
 def _looking(_: str | None, fields: Fields, ending: Ending) -> None:
     fields.setdefault("top_k", 3)
-    one_by_one = bool((fields.get("select") or {}).get("heads"))
+    one_by_one = bool((fields.get("select") or {}).get("heads")) or bool(fields.get("average_heads"))
     fields.setdefault("return_weights", ending.whole or ending.plot is not None or one_by_one)
-
-
-def _of_first_layer(client: Client, name: str, fields: Fields) -> str:
-    """Ask for the first layer of a model whose layers have too many matrices to be asked for at once."""
-    first, *others = [each.layer for each in client.models.get(name).layers]
-    fields["layers"] = [first]
-    named = ", ".join(map(str, others[:8])) + (", …" if len(others) > 8 else "")
-    return f"Layer {first} alone: the channels of each layer have weights of their own. --layer takes {named} too."
 
 
 def _swept_unless_paths(_: str | None, fields: Fields, __: Ending) -> None:
@@ -135,22 +126,22 @@ COMMANDS: Final = {
     "gradients": RequestCommand("gradients", operations.gradients, operations.raw_gradients, chief=""),
     "effects": RequestCommand(
         "effects", operations.effects, operations.raw_effects, chief="effects.norm", prepare=_sweep_and_differences,
-        forms={"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))},
+        forms={"sweep": OptionForm(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))},
         help="Show the change of the output by each edit of a sweep; by default each head is knocked out in turn.\n\n"
         "-o writes the changes of the output too.",
     ),
     "complexity": RequestCommand(
         "complexity", operations.complexity, operations.raw_complexity, prepare=_shape_of_sweep,
         forms={
-            "sweep": Form(metavar="DIMENSION=N,N,…", read=_sweep),
-            "compare": Form(
+            "sweep": OptionForm(metavar="DIMENSION=N,N,…", read=_sweep),
+            "compare": OptionForm(
                 list[str], "JSON|FILE", name="--compare",
                 read=lambda texts, field: [read_json(text, field) for text in texts],
             ),
         },
     ),
     "circuits": RequestCommand(
-        "circuits", operations.circuits, forms={"with_": Form(name="--with", complete=completion.modules)}
+        "circuits", operations.circuits, forms={"with_": OptionForm(name="--with", complete=completion.modules)}
     ),
     "rollout": RequestCommand(
         "attention.rollout", operations.rollout, positional=("weights",), chief="values",
@@ -158,26 +149,27 @@ COMMANDS: Final = {
     ),
     "similarity": RequestCommand(
         "attention.similarity", operations.similarity, positional=("a", "b"), chief="values",
-        forms={"measure": Form(bool, name="--cka", read=lambda _, __: "cka")},
+        forms={"measure": OptionForm(bool, name="--cka", read=lambda _, __: "cka")},
         help="Find the most similar heads, by weights or features in files.",
     ),
     "hopfield": RequestCommand(
         "hopfield.retrieve", operations.hopfield_retrieve, chief="states", prepare=_for_programs("return_association"),
         forms={
-            "beta": Form(metavar="NUMBER[,…]", read=_beta),
-            "return_association": Form(bool, name="--return-association/--no-return-association"),
+            "beta": OptionForm(metavar="NUMBER[,…]", read=_beta),
+            "return_association": OptionForm(bool, name="--return-association/--no-return-association"),
         },
     ),
     "look": RequestCommand(
         "models.weights", operations.model_weights, positional=("text",), chief="", prepare=_looking,
-        forms=_OF_TEXTS, narrowed=_of_first_layer,
+        forms=_OF_TEXTS, narrows=True,
         help="Show what each head of a whole model looks at in a text: statistics and largest weights.\n\n"
         "With --layer and --head, the keys of every token. -o and --json give the weights too, --plot draws them.",
     ),
     "lens": RequestCommand(
         "models.lens", operations.model_lens, positional=("text",), chief="",
         forms=_OF_TEXTS | {
-            "of": Form(list[str], "STATE", name="--state"), "targets": Form(list[str], "TOKEN", name="--logit"),
+            "of": OptionForm(list[str], "STATE", name="--state"),
+            "targets": OptionForm(list[str], "TOKEN", name="--logit"),
         },
         help="Show what the states inside a whole model would predict: the likeliest token of each layer and token.\n\n"
         "--state heads and --logit TOKEN show what each head adds to the logit of a token. --kind jacobian --lens ID "
@@ -189,7 +181,7 @@ COMMANDS: Final = {
     "models unload": RequestCommand("models.unload", operations.unload_model),
     "models forward": RequestCommand(
         "models.forward", operations.model_forward, positional=("text",), chief="logits",
-        forms=_OF_TEXTS | {"return_": Form(list[str], "TAP", name="--return")},
+        forms=_OF_TEXTS | {"return_": OptionForm(list[str], "TAP", name="--return")},
         help="Show what a whole model predicts after a text, and any taps of its layers.",
     ),
     "models gradients": RequestCommand(
@@ -201,7 +193,7 @@ COMMANDS: Final = {
         "models.effects", operations.model_effects, positional=("text",), chief="effects.value",
         prepare=_swept_unless_paths,
         forms=_OF_TEXTS
-        | {"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))}
+        | {"sweep": OptionForm(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))}
         | _ENDS_OF_PATHS,
         help="Show the change of a prediction by each edit of a sweep; by default each head of each layer is knocked "
         "out in turn.\n\n--layer names the swept layers; --of the number that is measured, as in models gradients.\n\n"
@@ -213,8 +205,22 @@ COMMANDS: Final = {
         help='Compare texts by a model\'s vectors: --pairs \'[["the cat sat", "a dog sat"]]\'.',
     ),
     "models lenses": RequestCommand("models.lenses", operations.list_lenses),
+    "models lens-matrices": RequestCommand(
+        "models.lens_matrices", operations.get_lens, chief="",
+        help="Write the matrices of a fitted lens: -o lens.safetensors is what fit-lens --jacobians takes.",
+    ),
     "models delete-lens": RequestCommand(
         "models.delete_lens", operations.delete_lens, help="Remove a fitted lens, or stop its fit."
+    ),
+    "models probes": RequestCommand("models.probes", operations.list_probes),
+    "models show-probe": RequestCommand("models.probe", operations.get_probe),
+    "models delete-probe": RequestCommand(
+        "models.delete_probe", operations.delete_probe, help="Remove a linear probe, or stop its fit."
+    ),
+    "vectors list": RequestCommand("vectors.list", operations.list_vectors),
+    "vectors show": RequestCommand("vectors.get", operations.get_vector),
+    "vectors delete": RequestCommand(
+        "vectors.delete", operations.delete_vector, help="Remove a steering vector, or stop its fit."
     ),
     "models complexity": RequestCommand("models.complexity", operations.model_complexity, forms=_ENDS_OF_PATHS),
     "modules list": RequestCommand("modules.list", operations.list_modules),
@@ -224,7 +230,7 @@ COMMANDS: Final = {
     "sessions show": RequestCommand("sessions.get", operations.get_session),
     "sessions open": RequestCommand(
         "sessions.create", operations.open_session,
-        forms={"from_": Form(metavar="ID", name="--from", read=lambda session, _: {"session": session})},
+        forms={"from_": OptionForm(metavar="ID", name="--from", read=lambda session, _: {"session": session})},
     ),
     "sessions delete": RequestCommand(
         "sessions.delete", operations.delete_session, help="End a session and free its memory."
@@ -240,12 +246,15 @@ COMMANDS: Final = {
 """The commands by their words. The help of most is the summary of the operation."""
 
 
-def group(words: str) -> typer.Typer:
-    """Return a group of commands, which lists by itself."""
+def group(words: str, *, lists: bool = True) -> typer.Typer:
+    """Return a group of commands. ``lists``: it lists by itself, without a command."""
     rows = {name.removeprefix(f"{words} "): row for name, row in COMMANDS.items() if name.startswith(f"{words} ")}
     text = next(entries[words].summary for entries in PANELS.values() if words in entries)
     listed = [Listed(name, row.summary, None, partial(_made, name, row)) for name, row in rows.items()]
-    app = typer.Typer(help=text, cls=listing(listed), add_completion=False, rich_markup_mode="rich")
+    settings: dict[str, Any] = {"help": text, "cls": listing(listed), "rich_markup_mode": "rich"}
+    app = typer.Typer(**settings, add_completion=False, no_args_is_help=not lists)
+    if not lists:
+        return app
 
     @app.callback(invoke_without_command=True, help=text)
     def list_all(ctx: typer.Context, as_json: AsJson = False) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from attention_client.calls.model_calls import MEASURES
-from attention_client.cli.arguments.model_options import Fields, Form, options_of, takes
+from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
 from attention_client.cli.arguments.tensor_arguments import ending_in, read_json, read_object
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
@@ -21,7 +21,7 @@ from attention_contract.schemas.analyses.context import ContextReply, ContextReq
 from attention_contract.wire import to_json
 
 if TYPE_CHECKING:
-    from attention_pictures.context.highlights import Piece
+    from attention_pictures.context.highlights import PromptPiece
 
 _LEGIBLE: Final = 0.3
 """The strength from which on a source has a colour behind it; a weaker one is as the rest."""
@@ -38,12 +38,12 @@ def _source(text: str) -> dict[str, Any]:
 _OPTIONS: Final = options_of(
     ContextRequest, without={"text"},
     forms={
-        "messages": Form(metavar="JSON|FILE", read=read_json),
-        "sources": Form(
+        "messages": OptionForm(metavar="JSON|FILE", read=read_json),
+        "sources": OptionForm(
             list[str], "TEXT|JSON", name="--source", read=lambda texts, _: [_source(text) for text in texts],
             about='A part of the prompt; as JSON with a name: {"name": "report", "text": "…"}. Default: each sentence.',
         ),
-        "return_": Form(list[str], "MEASURE", name="--return"),
+        "return_": OptionForm(list[str], "MEASURE", name="--return"),
     },
 )  # fmt: skip
 Shown = Annotated[
@@ -105,7 +105,7 @@ def context(
     _print_numbers(reply, {name: highlights.whole(name, x) for name, x in highlights.values_of(reply).items()})
 
 
-def _highlighted(pieces: Sequence["Piece"]) -> Text:
+def _highlighted(pieces: Sequence["PromptPiece"]) -> Text:
     """The prompt with colours behind its sources; without a terminal, with brackets around the strongest."""
     drawn = Text()
     for piece in pieces:

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from attention_client.cli.arguments.model_options import Fields, Form, options_of, takes
+from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
 from attention_client.cli.commands.command_table import LAYERS
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.model_tables import readable
-from attention_client.cli.tables.reply_output import AsJson, PlotPage, write_page
+from attention_client.cli.tables.reply_output import AsJson, OutputRows, PlotPage, write_page
+from attention_client.cli.tables.row_files import write_rows
 from attention_client.client import Client
 from attention_client.media_files import data_url
 from attention_contract.reply_names import head_name
@@ -37,18 +38,32 @@ _SAMPLING: Final = options_of(
         "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "forced_bos_token_id",
         "adapter",
     },
-    forms={"forced_bos_token_id": Form(metavar="TOKEN", read=lambda text, _: int(text) if text.isdigit() else text)},
+    forms={
+        "forced_bos_token_id": OptionForm(metavar="TOKEN", read=lambda text, _: int(text) if text.isdigit() else text)
+    },
 )  # fmt: skip
+
+
+def _steered(given: list[str], _: str) -> list[dict[str, Any]]:
+    """Parse vectors with their scales, as in ID=4; without one it is 1."""
+    parts = [each.partition("=") for each in given]
+    try:
+        return [{"vector": vector, "scale": float(scale) if sign else 1.0} for vector, sign, scale in parts]
+    except ValueError as fault:
+        raise typer.BadParameter(f"expected ID=SCALE; {fault}", param_hint="--steer") from None
+
+
 _ATTENTION: Final = options_of(
-    AttentionOfTokens, only={"layers", "heads", "edits"}, forms={"layers": LAYERS}, within=("attention",)
-)
+    AttentionOfTokens, only={"layers", "heads", "edits", "statistics", "steer"}, within=("attention",),
+    forms={"layers": LAYERS, "steer": OptionForm(list[str], "ID=SCALE", name="--steer", read=_steered)},
+)  # fmt: skip
 _OPTIONS: Final = _SAMPLING | _ATTENTION
 _CHAT_OPTIONS: Final = _OPTIONS | options_of(ChatCompletionRequest, only={"chat_template_kwargs"})
 _TOP_K: Final = 8
 """Keys of each head that are asked for: their mean names the tokens that many heads share."""
 _NAMED: Final = 3
 """Keys that one line names."""
-_FEW: Final = 4
+_MAX_HEADS_APART: Final = 4
 """The most heads that have their own part of a line."""
 Images = Annotated[
     list[str] | None, typer.Option("--image", metavar="FILE", help="An image that goes with the first message.")
@@ -68,23 +83,35 @@ def generate(
     look: Look = True,
     as_json: AsJson = False,
     plot: PlotPage = None,
+    output: OutputRows = None,
 ) -> None:
     """Continue a text, and show what the heads looked at for each new token.
 
     With at most four heads (--layer, --head), each has its own keys; otherwise the mean over the heads is shown. With
     images, the text is a message that the model answers.
     """
+    program = as_json or plot is not None or output is not None
+    if "statistics" in fields.get("attention", {}) and not program:
+        raise typer.BadParameter("the lines name keys alone; add --json, --output or --plot", param_hint="--statistic")
+    if output is not None and not look:
+        raise typer.BadParameter("without it there are no rows; leave it out", param_hint="--no-look")
     _ask(fields, look)
+    if output is not None:
+        fields["attention"] = {"statistics": None} | {
+            name: value for name, value in fields["attention"].items() if value != []
+        }
     if plot is not None and look:
         fields["attention"] |= {"weights": True}
     messages = [{"role": "user", "content": _content(text, image)}]
     with client_of(ctx) as client:
-        if as_json or plot is not None:
+        if program:
             with loading_shown(client, model):
                 if image:
                     reply: ChatCompletion | Completion = client.models.chat(model, messages, **fields)
                 else:
                     reply = client.models.generate(model, text, **fields)
+            if output is not None:
+                write_rows(output, reply)
             if plot is not None:
                 write_page(plot, reply)
             if as_json:
@@ -177,13 +204,13 @@ def _looked(token: GeneratedToken, tokens: Sequence[str], heads: Sequence[int] |
             continue
         for at, (keys, weights) in enumerate(zip(top.keys, top.weights, strict=True)):
             head = at if heads is None else heads[at]
-            found = {int(key): float(weight) for key, weight in zip(keys, weights, strict=True) if key >= 0}
-            by_head.append((head_name(layer.layer, head), found))
-    if len(by_head) <= _FEW:
-        return "   ".join(f"{name}: {_named(found, tokens)}" for name, found in by_head)
+            weight_by_key = {int(key): float(weight) for key, weight in zip(keys, weights, strict=True) if key >= 0}
+            by_head.append((head_name(layer.layer, head), weight_by_key))
+    if len(by_head) <= _MAX_HEADS_APART:
+        return "   ".join(f"{name}: {_named(weight_by_key, tokens)}" for name, weight_by_key in by_head)
     mean: dict[int, float] = defaultdict(float)
-    for _, found in by_head:
-        for key, weight in found.items():
+    for _, weight_by_key in by_head:
+        for key, weight in weight_by_key.items():
             mean[key] += weight / len(by_head)
     return _named(mean, tokens)
 

@@ -2,11 +2,13 @@
 
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from attention_client.cli.arguments.model_options import Fields, options_of, takes
+from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
+from attention_client.cli.arguments.tensor_arguments import read_all
 from attention_client.cli.arguments.text_files import texts_of_file
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
@@ -18,7 +20,34 @@ from attention_contract.errors import AttentionError
 from attention_contract.schemas.analyses.lenses import FitLens, LensInfo
 from attention_contract.schemas.costs.model_complexity import PassCost
 
-_OPTIONS: Final = options_of(FitLens, without={"texts", "wait_s"})
+
+def _jacobians(file: str, field: str) -> dict[str, Any]:
+    """Read matrices by the number of their layer, of a published lens too."""
+    if file.endswith(".pt"):
+        try:
+            from attention_client.torch.published_lenses import read_published_lens  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise typer.BadParameter(
+                "a .pt needs torch: pip install 'attention-service[torch]'", param_hint="--jacobians"
+            ) from None
+        if not Path(file).is_file():
+            raise typer.BadParameter(f"there is no file {file}", param_hint="--jacobians")
+        return dict(read_published_lens(file))
+    return {name.removeprefix(f"{field}."): matrix for name, matrix in read_all(file, field).items()}
+
+
+_OPTIONS: Final = options_of(
+    FitLens,
+    without={"texts", "wait_s"},
+    forms={
+        "jacobians": OptionForm(
+            metavar="FILE",
+            read=_jacobians,
+            about="In place of texts: the matrix of each layer but the last, by the layer's number, as lens-matrices "
+            "writes them; or a published lens that ends in .pt, which needs torch.",
+        )
+    },
+)
 _SECONDS: Final = 0.5
 """Seconds between two reports of a fit."""
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from attention_client.cli.commands.command_table import group
+from attention_client.cli.commands.graph_commands import graph
 from attention_client.cli.commands.lens_commands import fit_lens
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.invocation import client_of
@@ -17,6 +18,7 @@ from attention_contract.schemas.models import default_model_name
 
 app = group("models")
 app.command("fit-lens")(fit_lens)
+app.command("graph")(graph)
 
 
 def fetch_shown(client: Client, repository: str, revision: str | None = None) -> None:

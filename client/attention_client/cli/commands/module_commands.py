@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from attention_client.cli.arguments import completion, tensor_arguments
-from attention_client.cli.arguments.model_options import Fields, Form, options_of, takes
+from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
 from attention_client.cli.commands.command_table import group
 from attention_client.cli.commands.model_commands import fetch_shown
 from attention_client.cli.commands.request_commands import Module
@@ -119,9 +119,9 @@ def checkpoints(
         ImportModule,
         without={"checkpoint"},
         forms={
-            "layer": Form(int, complete=completion.layers),
-            "part": Form(Literal["self", "cross"], "NAME"),
-            "stack": Form(Stack, "NAME"),
+            "layer": OptionForm(int, complete=completion.layers),
+            "part": OptionForm(Literal["self", "cross"], "NAME"),
+            "stack": OptionForm(Stack, "NAME"),
         },
     )
 )

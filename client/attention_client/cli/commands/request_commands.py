@@ -14,7 +14,7 @@ from attention_client.cli.arguments import completion, tensor_arguments
 from attention_client.cli.arguments.model_options import (
     FieldOption,
     Fields,
-    Form,
+    OptionForm,
     fields_of,
     options_of,
     parameter,
@@ -22,8 +22,9 @@ from attention_client.cli.arguments.model_options import (
 )
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.invocation import client_of, send
-from attention_client.cli.tables.reply_output import AsJson, Ending, Output, Plot, look_options
+from attention_client.cli.tables.reply_output import AsJson, Ending, Output, OutputOrRows, Plot, look_options
 from attention_client.client import Client
+from attention_client.servers.narrowed_looks import asks_too_much, narrow_to_channel
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import Operation
 from attention_contract.schemas.models import default_model_name
@@ -105,11 +106,11 @@ class RequestCommand:
     """Fields that are no options."""
     chief: str | None = None
     """The tensor of the reply that a file of one tensor holds; "" if there is none, None if no file is written."""
-    forms: Mapping[str, Form] = field(default_factory=dict)
+    forms: Mapping[str, OptionForm] = field(default_factory=dict)
     prepare: Callable[[str | None, Fields, Ending], None] = lambda name, fields, ending: None
     """Completes the fields of a request for NAME."""
-    narrowed: Callable[[Client, str, Fields], str] | None = None
-    """Chooses a layer for a request about all layers that was refused, and says so."""
+    narrows: bool = False
+    """Look at one channel of one layer where a request about all layers is refused, and say so."""
     help: str = ""
     """The text of ``--help``; default: the summary of the operation."""
 
@@ -134,6 +135,7 @@ class RequestCommand:
             if "query" in options and fields.get("query") is None:
                 detail = "expected a file; or INPUTS or --inputs that holds a query"
                 raise typer.BadParameter(detail, param_hint="--query")
+            stated = dict(fields)
             self.prepare(name, fields, ending)
             if self.operation.reply is None:
                 with client_of(ctx) as client:
@@ -149,10 +151,12 @@ class RequestCommand:
             try:
                 ending.answer(ctx, answer, self.chief)
             except InvalidRequest as refused:
-                if self.narrowed is None or name is None or refused.param != "layers" or "layers" in fields:
+                if not self.narrows or name is None or not asks_too_much(refused, fields):
                     raise
+                fields = stated
                 with client_of(ctx) as client:
-                    typer.echo(self.narrowed(client, name, fields), err=True)
+                    typer.echo(narrow_to_channel(client, name, fields), err=True)
+                self.prepare(name, fields, ending)
                 ending.answer(ctx, answer, self.chief)
 
         with_signature(
@@ -169,7 +173,7 @@ class RequestCommand:
         if place is not None and not first:
             first = (parameter(place, Name) if self.raw else parameter(place, _PLACES[place], ...),)
         ends = [] if self.operation.reply is None else [parameter("as_json", AsJson, False)]
-        ends += [] if self.chief is None else [parameter("output", Output)]
+        ends += [] if self.chief is None else [parameter("output", OutputOrRows if self.operation.tables else Output)]
         if self.operation.pictures:
             ends += [parameter("plot", Plot), *(option.parameter for option in look_options().values())]
         return [parameter("ctx", typer.Context, ...), *first, *(each.parameter for each in options.values()), *ends]

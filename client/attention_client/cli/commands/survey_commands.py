@@ -15,7 +15,16 @@ from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.model_tables import largest_weights
-from attention_client.cli.tables.reply_output import AsJson
+from attention_client.cli.tables.reply_output import (
+    AsJson,
+    Ending,
+    OutputRows,
+    Plot,
+    look_options,
+    write_page,
+    write_picture,
+)
+from attention_client.cli.tables.row_files import write_rows
 from attention_client.cli.tables.table_output import number, print_out, table
 from attention_client.client import Client
 from attention_client.many_requests import bar
@@ -24,7 +33,7 @@ from attention_client.survey.head_survey import SURVEYED
 from attention_client.survey.survey_flow import OnTexts
 from attention_contract.reply_names import head_of
 from attention_contract.schemas.model_requests import ModelWeightsRequest
-from attention_contract.schemas.weights import NEEDS_NEEDLE
+from attention_contract.schemas.weights import BY_KEY, NEEDS_NEEDLE
 from attention_contract.wire import to_json
 
 _OPTIONS: Final = options_of(
@@ -34,6 +43,9 @@ _OPTIONS: Final = options_of(
 )
 _CLASS: Final = "classes."
 """Begins the name of the statistic of a class of keys."""
+_OF_PAIRS: Final = [f"pairs.{side}{number}" for side in ("", "swapped_", "both_") for number in ("share", "first")]
+"""The statistics of pairs."""
+_PAIRS_FORM: Final = "expected a list of [query, key] for each text, or an object of these pairs and of candidates"
 _BINS: Final = 10
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _ROWS: Final = 16
@@ -43,7 +55,7 @@ _PAIRS: Final = 6
 
 
 def _statistic(name: str | None) -> str | None:
-    known = [*SURVEYED, *sorted(NEEDS_NEEDLE)]
+    known = [*SURVEYED, *sorted(NEEDS_NEEDLE | BY_KEY), *_OF_PAIRS]
     if name is not None and name not in known and not name.startswith(_CLASS):
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}, or {_CLASS}NAME")
     return name
@@ -56,7 +68,7 @@ def _head(text: str | None) -> SurveyedHead | None:
         raise typer.BadParameter(str(fault), param_hint="--show") from None
 
 
-@takes(_OPTIONS)
+@takes(_OPTIONS | look_options())
 def heads(
     fields: Fields,
     ctx: typer.Context,
@@ -69,8 +81,14 @@ def heads(
         ),
     ] = None,
     by: Annotated[
-        str, typer.Option(metavar="STATISTIC", callback=_statistic, help="Order the heads by this statistic.")
-    ] = "induction",
+        str | None,
+        typer.Option(
+            metavar="STATISTIC",
+            callback=_statistic,
+            show_default="induction; with --pairs, pairs.first",
+            help="Order the heads by this statistic.",
+        ),
+    ] = None,
     beside: Annotated[
         str | None,
         typer.Option("--and", metavar="STATISTIC", callback=_statistic, help="Also show this statistic."),
@@ -80,15 +98,38 @@ def heads(
     ] = None,
     count: Annotated[int, typer.Option(min=0, help="Passages to show.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 16,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON: a list of [query, key] for each text, as indices of tokens, or an object of pairs and "
+            "candidates. Measures how much heads look from the query to the key.",
+        ),
+    ] = None,
     headvis: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also write the survey as the folder data of HeadVis.")
     ] = None,
+    output: OutputRows = None,
     as_json: AsJson = False,
+    plot: Plot = None,
 ) -> None:
     """Find heads by their statistics over many texts, and show the strongest passages of a head."""
+    look = {name: fields.pop(name) for name in look_options() if name in fields}
+    ending = Ending.taken({"as_json": as_json, "plot": plot} | look)
+    if show is not None and plot is not None:
+        raise typer.BadParameter("a picture has no passages; leave it or --plot out", param_hint="--show")
     chosen, texts, of_texts = _head(show), shipped_texts() if file is None else texts_of_file(file), Fields()
     if file is not None and file.endswith(".jsonl"):
         texts, of_texts = _parts(file, texts)
+    by = by or (_OF_PAIRS[1] if pairs is not None else "induction")
+    of_pairs = {} if pairs is None else _pairs_of(pairs)
+    if (
+        pairs is None
+        and (by in _OF_PAIRS or beside in _OF_PAIRS)
+        and "pairs" not in fields.get("statistic_options", {})
+    ):
+        raise typer.BadParameter("expected a file with pairs", param_hint="--pairs")
+    fields["statistic_options"] = dict(fields.get("statistic_options") or {}) | of_pairs
     wanted = _wanted(fields, of_texts, (by, beside))
     with client_of(ctx) as client:
         with loading_shown(client, model):
@@ -100,9 +141,14 @@ def heads(
             survey = client.models.survey(
                 model, texts, statistics=wanted, batch=batch, on_texts=_advancing(advance), **fields | of_texts
             )
+        if output is not None:
+            write_rows(output, survey)
         if headvis is not None:
             with bar(None, shown=sys.stderr.isatty()) as advance:
                 client.models.export_headvis(survey, headvis, on_texts=_advancing(advance))
+        if plot is not None:
+            _draw(survey, [by, *([beside] if beside else [])], plot, ending.look)
+            return
         if as_json:
             typer.echo(to_json(_whole(survey)))
             return
@@ -114,34 +160,57 @@ def heads(
         print_out(f"{headvis}: {len(survey.heads)} heads for HeadVis", "dim")
 
 
+def _draw(survey: HeadSurvey, statistics: Sequence[str], path: Path, look: Fields) -> None:
+    """Draw the heads of all layers by these statistics; a page has them all."""
+    if path.suffix.lower() == ".html":
+        write_page(path, survey)
+        return
+    form: Any = path.suffix[1:].lower()
+    write_picture(path, survey.plot(form, statistics=statistics, **look))
+
+
 def _wanted(fields: Fields, of_texts: Fields, shown: Sequence[str | None]) -> list[Any]:
     """The statistics of a survey: those of every text, and those that are shown; adds the needles to the options."""
     options = dict(fields.get("statistic_options") or {})
     if needles := of_texts.pop("needle", None):
         options["needle"] = needles
+    fields.pop("statistic_options", None)
     if options:
         of_texts["statistic_options"] = options
     more = [name.partition(".")[0] for name in shown if name]
+    more += ["pairs"] if options.get("pairs") else []
     return [*SURVEYED, *(NEEDS_NEEDLE if options.get("needle") else ()), *more]
+
+
+def _pairs_of(file: Path) -> Fields:
+    """Read pairs, and candidates, of a file. Raises BadParameter."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as fault:
+        raise typer.BadParameter(f"{file} is no JSON: {fault}", param_hint="--pairs") from None
+    found = content if isinstance(content, dict) else {"pairs": content}
+    if "pairs" not in found or not found.keys() <= {"pairs", "candidates"} or not isinstance(found["pairs"], list):
+        raise typer.BadParameter(f"{_PAIRS_FORM}; got another form in {file}", param_hint="--pairs")
+    return Fields(found)
 
 
 def _parts(file: str, lines: Sequence[str]) -> tuple[list[str], Fields]:
     """The texts of lines of JSON, and what else all of them have. Raises BadParameter."""
-    found: dict[str, list[str]] = {}
+    columns: dict[str, list[str]] = {}
     for at, line in enumerate(lines, 1):
         try:
             each = json.loads(line)
         except ValueError:
             each = None
         names = each.keys() if isinstance(each, dict) else set()
-        if not {"text"} <= names <= {"text", "needle", "answer"} or (found and found.keys() != names):
+        if not {"text"} <= names <= {"text", "needle", "answer"} or (columns and columns.keys() != names):
             raise typer.BadParameter(
                 f"line {at} of {file} is no object of a text, and of needle and answer if all lines have them",
                 param_hint="FILE",
             )
         for name, part in each.items():
-            found.setdefault(name, []).append(str(part))
-    return found.pop("text"), dict(found)
+            columns.setdefault(name, []).append(str(part))
+    return columns.pop("text"), dict(columns)
 
 
 def _advancing(advance: Any) -> OnTexts:
@@ -160,15 +229,15 @@ def _advancing(advance: Any) -> OnTexts:
 def _print_heads(survey: HeadSurvey, by: str, beside: str | None) -> None:
     ranked = survey.ranked(by)
     rows = []
-    for each in ranked[:_ROWS]:
-        found = survey.distribution(*each, by, bins=_BINS)
-        row = {"head": str(each), by.replace("_", " "): number(found.mean)}
-        low, quarter, middle, three_quarters, high = map(number, found.quantiles)
+    for head_ref in ranked[:_ROWS]:
+        distribution = survey.distribution(*head_ref, by, bins=_BINS)
+        row = {"head": str(head_ref), by.replace("_", " "): number(distribution.mean)}
+        low, quarter, middle, three_quarters, high = map(number, distribution.quantiles)
         row |= {"least": low, "25 %": quarter, "median": middle, "75 %": three_quarters, "largest": high}
-        most = max(found.counts) or 1
-        row["texts"] = "".join(_BLOCKS[-(-each * (len(_BLOCKS) - 1) // most)] for each in found.counts)
+        most = max(distribution.counts) or 1
+        row["texts"] = "".join(_BLOCKS[-(-each * (len(_BLOCKS) - 1) // most)] for each in distribution.counts)
         if beside is not None:
-            row[beside.replace("_", " ")] = number(survey.means(beside)[survey.heads.index(each)])
+            row[beside.replace("_", " ")] = number(survey.means(beside)[survey.heads.index(head_ref)])
         rows.append(row)
     table(rows)
     more = f"; {len(ranked) - _ROWS} more heads with --json" if len(ranked) > _ROWS else ""
@@ -176,10 +245,10 @@ def _print_heads(survey: HeadSurvey, by: str, beside: str | None) -> None:
 
 
 def _print_passages(client: Client, survey: HeadSurvey, head: SurveyedHead, by: Any, count: int) -> None:
-    for each in client.models.passages(survey, *head, by=by, count=count) if count else ():
-        print_out(f"\n{head}, {by.replace('_', ' ')} {number(each.value)}", "bold")
-        print_out(survey.texts[each.text])
-        print_out(largest_weights(each.reply, _PAIRS), "dim")
+    for passage in client.models.passages(survey, *head, by=by, count=count) if count else ():
+        print_out(f"\n{head}, {by.replace('_', ' ')} {number(passage.value)}", "bold")
+        print_out(survey.texts[passage.text])
+        print_out(largest_weights(passage.reply, _PAIRS), "dim")
 
 
 def _whole(survey: HeadSurvey) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from attention_client.async_client import AsyncClient
 from attention_client.cli.arguments import example_inputs, tensor_arguments
 from attention_client.cli.arguments.example_inputs import RandomInputs
-from attention_client.cli.arguments.model_options import Fields, Form, options_of, takes
+from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
 from attention_client.cli.compare.load import measure
 from attention_client.cli.invocation import Invocation, client_of, send
 from attention_client.cli.tables.reply_output import AsJson
@@ -24,7 +24,7 @@ from attention_client.connection_settings import LIMITS
 from attention_contract.tensors import DTYPES, DtypeName
 from attention_contract.wire import to_json
 
-_MOST: Final = LIMITS.max_connections or 100
+_MAX_IN_FLIGHT: Final = LIMITS.max_connections or 100
 """The most requests in flight: those beyond it would wait for a connection in this client."""
 
 
@@ -65,8 +65,8 @@ def _levels(text: str, _: str) -> list[int]:
         levels = [int(part) for part in text.split(",")]
     except ValueError:
         levels = [0]
-    if min(levels) < 1 or max(levels) > _MOST:
-        expected = f"expected numbers from 1 to {_MOST}, as in 1,8,32; got {text!r}"
+    if min(levels) < 1 or max(levels) > _MAX_IN_FLIGHT:
+        expected = f"expected numbers from 1 to {_MAX_IN_FLIGHT}, as in 1,8,32; got {text!r}"
         raise typer.BadParameter(expected, param_hint="--concurrency") from None
     return levels
 
@@ -77,9 +77,9 @@ def _request(text: str, field: str) -> Fields:
 
 
 _FORMS: Final = {
-    "request": Form(metavar="FILE", read=_request),
-    "spec": Form(metavar="JSON|FILE", read=tensor_arguments.read_object),
-    "concurrency": Form(metavar="N,N,…", read=_levels),
+    "request": OptionForm(metavar="FILE", read=_request),
+    "spec": OptionForm(metavar="JSON|FILE", read=tensor_arguments.read_object),
+    "concurrency": OptionForm(metavar="N,N,…", read=_levels),
 }
 
 
@@ -104,14 +104,14 @@ def bench(
         def begin(level: int) -> None:
             progress.update(task, description=f"{level} in flight")
 
-        found = asyncio.run(_all_levels(invocation, load, given, begin, lambda: progress.advance(task)))
+        levels_measured = asyncio.run(_all_levels(invocation, load, given, begin, lambda: progress.advance(task)))
     if as_json:
-        typer.echo(to_json({"operation": load.operation, "module": load.module, "levels": found}))
+        typer.echo(to_json({"operation": load.operation, "module": load.module, "levels": levels_measured}))
     else:
-        records(found)
-        succeeded = sum(each["succeeded"] for each in found)
+        records(levels_measured)
+        succeeded = sum(each["succeeded"] for each in levels_measured)
         typer.echo(f"{succeeded} requests succeeded; latencies include encoding and decoding in this client")
-    if any(each["errors"] for each in found):
+    if any(each["errors"] for each in levels_measured):
         raise typer.Exit(1)
 
 
@@ -142,7 +142,7 @@ def _fields(ctx: typer.Context, load: Load) -> Fields:
 async def _all_levels(
     invocation: Invocation, load: Load, fields: Fields, begin: Callable[[int], None], done: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    found = []
+    summaries = []
     url, key = invocation.reached()
     patience = invocation.timeout
     async with AsyncClient(url, timeout=patience, retries=0, media_type=load.media_type, api_key=key) as client:
@@ -151,5 +151,5 @@ async def _all_levels(
         for level in load.concurrency:
             begin(level)
             await measure(once, level, load.warm_up, done)
-            found.append((await measure(once, level, load.requests, done)).summary)
-    return found
+            summaries.append((await measure(once, level, load.requests, done)).summary)
+    return summaries

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from attention_client.cli.arguments import completion, example_inputs, tensor_arguments
 from attention_client.cli.arguments.example_inputs import RandomInputs
-from attention_client.cli.arguments.model_options import Fields, Form, options_of, takes
+from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
 from attention_client.cli.compare.compared_sides import Side, Sides
 from attention_client.cli.compare.differences import Difference, compare
 from attention_client.cli.invocation import client_of
@@ -58,8 +58,8 @@ class Comparison(RandomInputs):
 
 
 _FORMS: Final = {
-    "spec": Form(metavar="JSON|FILE", read=tensor_arguments.read_object, complete=completion.specs),
-    "inputs": Form(metavar="FILE", read=tensor_arguments.read_all),
+    "spec": OptionForm(metavar="JSON|FILE", read=tensor_arguments.read_object, complete=completion.specs),
+    "inputs": OptionForm(metavar="FILE", read=tensor_arguments.read_all),
 }
 
 
@@ -86,8 +86,8 @@ def compare_command(
     with client_of(ctx) as client, ExitStack() as stack:
         sides = _sides(a, b, Sides(client, options.module, options.heads, options.spec, stack))
         inputs = _inputs(sides, options)
-        found, times = _run(client, sides, inputs, options)
-    differences = compare(*found)
+        tensors_of_sides, times = _run(client, sides, inputs, options)
+    differences = compare(*tensors_of_sides)
     passed = all(one.relative <= options.allowed for one in differences)
     if as_json:
         data = {"a": sides[0].label, "b": sides[1].label, "differences": [one.data() for one in differences]}
@@ -143,14 +143,14 @@ def _run(
 
     A kernel as the second side computes in float64: the first one is held against exact numbers.
     """
-    found: list[dict[str, NDArray[Any]]] = []
+    tensors_of_sides: list[dict[str, NDArray[Any]]] = []
     times: dict[str, float] = {}
     exact = {name: _cast(x, "float64") for name, x in inputs.items()} if sides[1].is_kernel else inputs
     for side, given in zip(sides, (inputs, exact), strict=True):
         tensors, took = side.run(client, given, _upstream(options.seed) if options.gradients else None, options.seed)
-        found.append(tensors)
+        tensors_of_sides.append(tensors)
         times |= {} if took is None else {side.label: took}
-    return found, times
+    return tensors_of_sides, times
 
 
 def _cast(value: Any, dtype: str) -> Any:

@@ -62,13 +62,13 @@ class Side:
         spec = self.config.spec if self.config else AttentionSpec.model_validate(sent.get("spec") or {})
         taps = ("output",) if self.is_kernel else _TAPS if spec.method.name == "exact" else _METHOD_TAPS
         reply = send(client, "forward", self.name, sent | {"return_": taps})
-        found = {tap: np.asarray(getattr(reply, tap)) for tap in taps}
+        results = {tap: np.asarray(getattr(reply, tap)) for tap in taps}
         if upstream is not None:
             wrt = [role for role in ("query", "key", "value") if role in inputs]
-            options = {"wrt": wrt, "upstream": upstream(found["output"])}
+            options = {"wrt": wrt, "upstream": upstream(results["output"])}
             gradients = send(client, "gradients", self.name, sent | options).gradients
-            found |= {f"∂L/∂{role}": gradients[role] for role in wrt}
-        return found, reply.ran.compute_ms
+            results |= {f"∂L/∂{role}": gradients[role] for role in wrt}
+        return results, reply.ran.compute_ms
 
 
 class Sides:
@@ -112,15 +112,15 @@ class Sides:
         return Side(text, fields={"spec": tensor_arguments.read_object(text, "spec")})
 
     def _checkpoint(self, text: str) -> Side:
-        found = _LAYER.fullmatch(text)
-        if found is None:
+        match = _LAYER.fullmatch(text)
+        if match is None:
             raise typer.BadParameter(
                 f"expected a checkpoint and a layer, as in minilm#3 or bart#decoder.0.cross; got {text!r}",
                 param_hint="A, B",
             )
-        arguments: dict[str, Any] = {"stack": found["stack"], "layer": int(found["layer"]), "name": self._fresh()}
-        arguments |= {"part": found["part"] or "self", "num_heads": self._num_heads, "spec": self._spec_over}
-        info = self._client.modules.import_(found["path"], **arguments)
+        arguments: dict[str, Any] = {"stack": match["stack"], "layer": int(match["layer"]), "name": self._fresh()}
+        arguments |= {"part": match["part"] or "self", "num_heads": self._num_heads, "spec": self._spec_over}
+        info = self._client.modules.import_(match["path"], **arguments)
         return self._kept(text, info.name, info.config)
 
     def _tensors(self, text: str, other: Side | None) -> Side:

@@ -31,7 +31,7 @@ class Difference:
 
 def compare(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> list[Difference]:
     """Compare the tensors that both sides have, in the first side's order."""
-    return [_difference(name, found, b[name]) for name, found in a.items() if name in b]
+    return [_difference(name, first, b[name]) for name, first in a.items() if name in b]
 
 
 def _difference(name: str, a: NDArray[Any], b: NDArray[Any]) -> Difference:

@@ -51,12 +51,12 @@ class LocalModule:
             returned = self.module(*called.values())
             output, weights = returned[:2] if isinstance(returned, tuple) else (returned, None)
         output = output if self._batch_first else output.transpose(0, 1)
-        found = {} if not isinstance(weights, torch.Tensor) or weights.ndim != 4 else {"weights": weights}
-        found["output"] = output
+        tensors = {} if not isinstance(weights, torch.Tensor) or weights.ndim != 4 else {"weights": weights}
+        tensors["output"] = output
         if upstream is not None:
             output.backward(torch.from_numpy(np.array(upstream)).to(dtype))
-            found |= {f"∂L/∂{name}": x.grad for name, x in given.items() if x.grad is not None}
-        return {name: x.detach().double().numpy() for name, x in found.items()}
+            tensors |= {f"∂L/∂{name}": x.grad for name, x in given.items() if x.grad is not None}
+        return {name: x.detach().double().numpy() for name, x in tensors.items()}
 
     @property
     def _batch_first(self) -> bool:
@@ -75,12 +75,12 @@ def from_file(text: str, num_heads: int | None) -> LocalModule:
 
 def _made(path: str, name: str) -> nn.Module:
     try:
-        found = runpy.run_path(path)
+        names_of_file = runpy.run_path(path)
     except OSError as fault:
         raise LocalModuleError(f"{path}: {fault.strerror or fault}") from None
-    if name not in found:
+    if name not in names_of_file:
         raise LocalModuleError(f"{path} has no {name!r}")
-    made = found[name] if isinstance(found[name], nn.Module) else found[name]()
+    made = names_of_file[name] if isinstance(names_of_file[name], nn.Module) else names_of_file[name]()
     if not isinstance(made, nn.Module):
         raise LocalModuleError(f"{path}: {name} gives a {type(made).__name__}; expected a torch.nn.Module")
     return made

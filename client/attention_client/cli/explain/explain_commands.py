@@ -13,7 +13,7 @@ from attention_client.cli.arguments import completion, example_inputs, tensor_ar
 from attention_client.cli.arguments.model_options import FieldOption, Fields, options_of, parameter, takes
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import INPUTS, check_target, inputs_of
-from attention_client.cli.explain.explanation import TOLERANCES, Explanation, Step, explain
+from attention_client.cli.explain.explanation import TOLERANCES, ExplainedStep, Explanation, explain
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.reply_output import AsJson, drawable
 from attention_client.cli.tables.table_output import print_out, table
@@ -98,8 +98,8 @@ def explain_command(
     rng = np.random.default_rng(seed)
     with client_of(ctx) as client:
         if name is not None and not fields and _is_model(client, name, chosen=bool(layer or text)):
-            found = _of_model(client, name, layer or "0", text or _TEXT, head, row)
-            _end(found, figure, keys, as_json=as_json)
+            explanation = _of_model(client, name, layer or "0", text or _TEXT, head, row)
+            _end(explanation, figure, keys, as_json=as_json)
             return
         check_target(name, fields, ForwardRequest, RawForwardRequest)
         if layer is not None or text is not None:
@@ -115,8 +115,10 @@ def explain_command(
             given = drawn | {name: value for name, value in fields.items() if name != "upstream"}
             fields |= example_inputs.with_learned(client, given, rng)
         length = np.asarray(fields["query"]).shape[-2]
-        found = explain(client, name, fields, sequence=sequence, head=head, query=length - 1 if row is None else row)
-    _end(found, figure, keys, as_json=as_json)
+        explanation = explain(
+            client, name, fields, sequence=sequence, head=head, query=length - 1 if row is None else row
+        )
+    _end(explanation, figure, keys, as_json=as_json)
 
 
 def _is_model(client: Client, name: str, *, chosen: bool) -> bool:
@@ -149,80 +151,80 @@ def _of_model(client: Client, model: str, layer: str, text: str, head: int, row:
     spec = {name: value for name, value in whole.items() if name not in {"position", "qk_norm"}}
     fields = {"query": taps.q, "key": taps.k, "value": taps.v, "spec": spec | ({"position": biased} if biased else {})}
     query = np.shape(taps.q)[-2] - 1 if row is None else row
-    found = explain(client, None, fields, sequence=0, head=head, query=query)
+    explanation = explain(client, None, fields, sequence=0, head=head, query=query)
     labels = reply.labels[0] if isinstance(reply.labels, list) else reply.labels
     tokens = " ".join(f"{at} {token!r}" for at, token in enumerate(labels.tokens))
-    notes = [f"layer {layer} of {model}; tokens: {tokens}", *found.notes]
+    notes = [f"layer {layer} of {model}; tokens: {tokens}", *explanation.notes]
     computed = np.asarray(taps.weights)[head, query]  # a single text has no batch
-    explained = next(step.values for step in found.forward if step.tap == "weights")
-    checks = found.checks | {f"w = the weights of {model}": float(np.abs(computed - explained).max())}
-    tolerance = max(found.tolerance, TOLERANCES[DTYPES[reply.ran.dtype].itemsize])
-    return replace(found, notes=notes, checks=checks, tolerance=tolerance)
+    explained = next(step.values for step in explanation.forward if step.tap == "weights")
+    checks = explanation.checks | {f"w = the weights of {model}": float(np.abs(computed - explained).max())}
+    tolerance = max(explanation.tolerance, TOLERANCES[DTYPES[reply.ran.dtype].itemsize])
+    return replace(explanation, notes=notes, checks=checks, tolerance=tolerance)
 
 
 def _spec(client: Client, checkpoint: str, layer: str) -> Mapping[str, Any]:
     """Return the spec of a layer of a whole model, by its checkpoint. Raises InvalidRequest if it is not known."""
     stack, _, number = layer.rpartition(".")
-    for each in client.checkpoints.get(checkpoint).attentions:
+    for attention in client.checkpoints.get(checkpoint).attentions:
         part = "cross" if stack == "cross" else "self"
-        if str(each.layer) == number and each.part == part and stack in {"", "cross", each.stack}:
-            if each.config is not None:
-                return each.config.spec.model_dump(mode="json", exclude_none=True)
-            raise InvalidRequest.at("layer", f"{layer} of {checkpoint} cannot be explained: {each.problem}")
+        if str(attention.layer) == number and attention.part == part and stack in {"", "cross", attention.stack}:
+            if attention.config is not None:
+                return attention.config.spec.model_dump(mode="json", exclude_none=True)
+            raise InvalidRequest.at("layer", f"{layer} of {checkpoint} cannot be explained: {attention.problem}")
     raise InvalidRequest.at("layer", f"no layer {layer} of {checkpoint} has a spec; attention checkpoints lists them")
 
 
-def _end(found: Explanation, figure: Path | None, keys: int, *, as_json: bool) -> None:
+def _end(explanation: Explanation, figure: Path | None, keys: int, *, as_json: bool) -> None:
     """Write an explanation. Exits with status 1 if its steps do not fit together."""
     if figure is not None:
-        _draw(found, figure, keys)
+        _draw(explanation, figure, keys)
     if as_json:
-        typer.echo(to_json(_as_data(found)))
+        typer.echo(to_json(_as_data(explanation)))
     else:
-        _show(found, keys, figure)
-    if not found.consistent:
+        _show(explanation, keys, figure)
+    if not explanation.consistent:
         typer.echo("The steps do not fit together: see the checks.", err=True)
         raise typer.Exit(1)
 
 
-def _draw(found: Explanation, figure: Path, keys: int) -> None:
+def _draw(explanation: Explanation, figure: Path, keys: int) -> None:
     try:
         from attention_client.cli.explain.explain_figure import draw  # noqa: PLC0415 - matplotlib is an extra
     except ModuleNotFoundError as fault:
         raise typer.BadParameter(
             f"it needs {fault.name}: pip install 'attention-service[plot]'", param_hint="--figure"
         ) from None
-    draw(found, figure, shown_keys(found, keys))
+    draw(explanation, figure, shown_keys(explanation, keys))
 
 
-def shown_keys(found: Explanation, count: int) -> NDArray[np.intp]:
+def shown_keys(explanation: Explanation, count: int) -> NDArray[np.intp]:
     """Return the positions of the keys to show: those of the largest weights, in order."""
-    weights = next((step.values for step in found.forward if step.tap == "weights"), None)
+    weights = next((step.values for step in explanation.forward if step.tap == "weights"), None)
     if weights is None:
-        length = next(step.values for step in found.forward if step.tap == "k").shape[0]
+        length = next(step.values for step in explanation.forward if step.tap == "k").shape[0]
         return np.arange(min(count, length))
     return np.sort(np.argsort(-weights, kind="stable")[:count])
 
 
-def _show(found: Explanation, count: int, figure: Path | None) -> None:
-    shown = shown_keys(found, count)
-    print_out(f"query {found.query} of head {found.head}, sequence {found.sequence}", "bold")
-    for note in found.notes:
+def _show(explanation: Explanation, count: int, figure: Path | None) -> None:
+    shown = shown_keys(explanation, count)
+    print_out(f"query {explanation.query} of head {explanation.head}, sequence {explanation.sequence}", "bold")
+    for note in explanation.notes:
         print_out(note, "dim")
-    for title, steps in (("forward", found.forward), ("backward", found.backward)):
+    for title, steps in (("forward", explanation.forward), ("backward", explanation.backward)):
         print_out(f"\n{title}", "bold")
         for at, step in enumerate(steps, 1):
             print_out(f"{at:>2}  {step.symbol}   {step.formula}".rstrip())
             print_out(f"    {step.sentence}", "italic")
             _show_values(step, shown)
-    for identity, error in found.checks.items():
-        verdict = "holds" if error <= found.tolerance else "FAILS"
+    for identity, error in explanation.checks.items():
+        verdict = "holds" if error <= explanation.tolerance else "FAILS"
         print_out(f"{identity} {verdict}: error {error:.1e} beside the largest number", "dim")
     if figure is not None:
         typer.echo(f"{figure}: {figure.stat().st_size} bytes")
 
 
-def _show_values(step: Step, shown: NDArray[np.intp]) -> None:
+def _show_values(step: ExplainedStep, shown: NDArray[np.intp]) -> None:
     values = step.values.astype(np.float64)
     if not step.per_key:
         print_out(f"      {_vector(values)}")
@@ -245,8 +247,8 @@ def _vector(values: NDArray[Any]) -> str:
     return f"[{', '.join(_number(value) for value in values[:_WIDTH])}{more}]"
 
 
-def _as_data(found: Explanation) -> dict[str, Any]:
-    spec = found.spec.model_dump(mode="json", exclude_none=True)
-    data = asdict(found) | {"spec": spec, "consistent": found.consistent}
+def _as_data(explanation: Explanation) -> dict[str, Any]:
+    spec = explanation.spec.model_dump(mode="json", exclude_none=True)
+    data = asdict(explanation) | {"spec": spec, "consistent": explanation.consistent}
     del data["tolerance"]
     return data

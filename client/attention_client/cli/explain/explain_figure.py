@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from attention_client.cli.explain.explanation import Explanation, Step
+from attention_client.cli.explain.explanation import ExplainedStep, Explanation
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_pictures.colour_ranges import palette
 
@@ -18,12 +18,12 @@ _FORMULA = 90
 """Characters of a formula that stand over a step."""
 
 
-def draw(found: Explanation, path: Path, shown: NDArray[np.intp]) -> None:
+def draw(explanation: Explanation, path: Path, shown: NDArray[np.intp]) -> None:
     """Draw forward steps on the left and backward steps on the right, each as cells coloured by its numbers.
 
     ``shown`` are the positions of the keys to draw. The suffix of the path is the format.
     """
-    columns = (found.forward, found.backward)
+    columns = (explanation.forward, explanation.backward)
     rows = max(map(len, columns))
     heights = [
         max(len(shown) if at < len(steps) and steps[at].values.ndim == 2 else 1 for steps in columns)
@@ -40,12 +40,14 @@ def draw(found: Explanation, path: Path, shown: NDArray[np.intp]) -> None:
             axes.set_title(f"{title} {at + 1}:  {label}", fontsize=8, loc="left", parse_math=False)
             _cells(axes, step, shown)
     figure.suptitle(
-        f"query {found.query} of head {found.head}, sequence {found.sequence}", fontsize=10, parse_math=False
+        f"query {explanation.query} of head {explanation.head}, sequence {explanation.sequence}",
+        fontsize=10,
+        parse_math=False,
     )
     figure.savefig(path)
 
 
-def _cells(axes: Any, step: Step, shown: NDArray[np.intp]) -> None:
+def _cells(axes: Any, step: ExplainedStep, shown: NDArray[np.intp]) -> None:
     chosen = step.values[shown] if step.per_key else step.values
     cells = np.atleast_2d(chosen.astype(np.float64))
     finite = np.ma.masked_invalid(cells)

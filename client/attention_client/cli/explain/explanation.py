@@ -32,7 +32,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Step:
+class ExplainedStep:
     """One step: its formula, its numbers for one query of one head, and what they mean."""
 
     symbol: str
@@ -58,8 +58,8 @@ class Explanation:
     head: int
     query: int
     spec: AttentionSpec
-    forward: list[Step]
-    backward: list[Step]
+    forward: list[ExplainedStep]
+    backward: list[ExplainedStep]
     notes: list[str] = field(default_factory=list)
     """Facts that a reader needs, such as taps that the method does not have."""
     checks: dict[str, float] = field(default_factory=dict)
@@ -93,31 +93,33 @@ def explain(
     upstream = _one_row(output, fields.get("upstream"), at)
     selected = {"return_": taps, "select": {"heads": [head], "queries": [query]}}
     reply = send(client, "forward", name, inputs | selected)
-    found = {tap: _four(getattr(reply, tap))[sequence, 0] for tap in taps}  # [1 or Lk, …]
+    tapped = {tap: _four(getattr(reply, tap))[sequence, 0] for tap in taps}  # [1 or Lk, …]
     reply = send(client, "gradients", name, inputs | {"upstream": upstream, "wrt": taps})
     gradients = {tap: _four(each)[sequence] for tap, each in reply.gradients.items()}  # [H, Lq or Lk, …]
 
     formulas = _Formulas(client, spec)
     steps = formulas.forward()
-    rows = {tap: found[tap] if tap in {"k", "v"} else found[tap][0] for tap in taps}
+    rows = {tap: tapped[tap] if tap in {"k", "v"} else tapped[tap][0] for tap in taps}
     forward = [
-        Step(_SYMBOLS[tap], tap, steps[tap], values, sentences.forward(tap, values, query))
+        ExplainedStep(_SYMBOLS[tap], tap, steps[tap], values, sentences.forward(tap, values, query))
         for tap, values in rows.items()
     ]
     if exact and spec.score.name == "scaled_dot":
-        forward.insert(2, _raw_scores(client, found, query))
+        forward.insert(2, _raw_scores(client, tapped, query))
     meant = sentences.output(module=name is not None, flat=flat)
-    forward.append(Step("o", "output", formulas.output(name, flat), output[at], meant))
+    forward.append(ExplainedStep("o", "output", formulas.output(name, flat), output[at], meant))
     heads, kv_heads = len(gradients["q"]), len(gradients["k"])
     given_row = upstream[at]
     backward = [
-        Step("∂L/∂o", "output", "given; 0 for the other queries", given_row, sentences.backward("output", given_row))
+        ExplainedStep(
+            "∂L/∂o", "output", "given; 0 for the other queries", given_row, sentences.backward("output", given_row)
+        )
     ]
     steps = formulas.backward()
     for tap in (tap for tap in _BACKWARD if tap in taps):
         values = gradients[tap][head // (heads // kv_heads)] if tap in {"k", "v"} else gradients[tap][head, query]
         meant = sentences.backward(tap, values)
-        backward.append(Step(f"∂L/∂{_SYMBOLS[tap]}", tap, steps[tap], values, meant))
+        backward.append(ExplainedStep(f"∂L/∂{_SYMBOLS[tap]}", tap, steps[tap], values, meant))
     edited = {edit["tap"] if isinstance(edit, Mapping) else edit.tap for edit in inputs.get("edits") or ()}
     checks = _checks({step.symbol: step.values.astype(np.float64) for step in forward + backward}, edited, exact)
     width = min(DTYPES[reply.ran.dtype].itemsize, output.dtype.itemsize)  # of the module, and of its replies
@@ -127,8 +129,8 @@ def explain(
 
 def _four(array: Any) -> Array:
     """Add the dimensions of batch and heads if they are missing."""
-    found = np.asarray(array)
-    return found.reshape((1,) * (4 - found.ndim) + found.shape)
+    whole = np.asarray(array)
+    return whole.reshape((1,) * (4 - whole.ndim) + whole.shape)
 
 
 def _index(output: Array, flat: bool, sequence: int, head: int, query: int) -> tuple[int, ...]:
@@ -156,13 +158,13 @@ def _one_row(output: Array, given: Any, at: tuple[int, ...]) -> Array:
     return upstream
 
 
-def _raw_scores(client: Client, found: Mapping[str, Array], query: int) -> Step:
+def _raw_scores(client: Client, tapped: Mapping[str, Array], query: int) -> ExplainedStep:
     """Ask for q·k without the scale: raw attention over the tapped queries and keys."""
-    q, k = found["q"][None], found["k"][None]  # [1, 1, D], [1, Lk, D]
+    q, k = tapped["q"][None], tapped["k"][None]  # [1, 1, D], [1, Lk, D]
     reply = client.attention.forward(q, k, k, spec={"score": {"name": "dot"}}, return_=["scores"])
     values = _four(reply.scores)[0, 0, 0]
     meant = sentences.forward("raw scores", values, query)
-    return Step("q·k", "raw scores", "q·k_j, before the scale", values, meant)
+    return ExplainedStep("q·k", "raw scores", "q·k_j, before the scale", values, meant)
 
 
 def _checks(at: Mapping[str, Array], edited: set[str], exact: bool) -> dict[str, float]:

@@ -22,11 +22,12 @@ _LONGEST: Final = 14
 
 
 def print_map(
-    title: str, weights: NDArray[Any], queries: Sequence[str], keys: Sequence[str], rows: Sequence[int] | None = None
-) -> None:
+    title: str, weights: NDArray[Any], queries: Sequence[str],
+    rows: Sequence[int] | None = None, columns: Sequence[int] | None = None,
+) -> None:  # fmt: skip
     """Print the map of one head, ``[queries, keys]``. One of more than ``MOST`` keys or queries is left out.
 
-    ``rows``: the numbers of the queries, if they are not all.
+    ``rows`` and ``columns``: the numbers of the queries and of the keys, if they are not all.
     """
     if max(weights.shape) > MOST:
         return
@@ -34,7 +35,7 @@ def print_map(
     width = max(map(len, names))
     print_out(title, "bold")
     drawn = Text(" " * (width + 4), "dim")
-    drawn.append(" ".join(f"{key % 100:>2}" for key in range(len(keys))), "dim")
+    drawn.append(" ".join(f"{key % 100:>2}" for key in columns or range(weights.shape[1])), "dim")
     for at, name, row in zip(rows or range(len(names)), names, weights, strict=True):
         drawn.append(f"\n{at % 100:>2} {name:<{width}} ", "dim")
         for weight in row:

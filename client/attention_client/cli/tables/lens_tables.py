@@ -39,7 +39,7 @@ def _grid(reply: ModelLensReply, text: int | None, part: LensPart) -> None:
     read = [(layer.layer, reading) for layer, reading in _readings(reply, part) if reading.top is not None]
     if not read:
         return
-    positions, labels = _positions(reply, text), reply.labels_of(text or 0).tokens
+    positions, labels = _positions(reply, text), reply.request_names.keys or reply.labels_of(text or 0).tokens
     for start in range(0, len(positions), _ACROSS):
         columns = range(start, min(start + _ACROSS, len(positions)))
         table(
@@ -101,8 +101,8 @@ def _readings(reply: ModelLensReply, part: LensPart) -> Iterator[tuple[LayerLens
 
 
 def _positions(reply: ModelLensReply, text: int | None) -> list[int]:
-    found: Any = reply.positions
-    return list(found if text is None else found[text])
+    positions: Any = reply.positions
+    return list(positions if text is None else positions[text])
 
 
 def _of(array: NDArray[Any] | None, text: int | None) -> Any:

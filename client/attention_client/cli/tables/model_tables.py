@@ -1,6 +1,6 @@
 """Tables for people of the keys that the heads of a whole model look at."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attention_client.cli.arguments.tensor_arguments import tensors
 from attention_client.cli.tables.block_map import print_map
 from attention_client.cli.tables.table_output import by_index, cell, facts, line, number, print_out, table
-from attention_contract.reply_names import head_name
+from attention_contract.reply_names import head_name, token_name
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.model_paths import PathEnd
 from attention_contract.schemas.model_requests import (
@@ -22,11 +22,11 @@ from attention_contract.schemas.model_requests import (
 )
 from attention_contract.schemas.models import ModelInfo
 from attention_contract.schemas.prompts import ModelRan, ModelReply
-from attention_contract.schemas.weights import TopKeys
+from attention_contract.schemas.weights import BY_KEY, TopKeys
 
 _PAIRS: Final = 3
 """Pairs of tokens that one row names."""
-_FEW: Final = 6
+_MAX_HEAD_COLUMNS: Final = 6
 """The most heads for which a table has a row for each token and a column for each head."""
 
 
@@ -101,11 +101,11 @@ def looked(reply: ModelWeightsReply) -> None:
         if text is not None:
             print_out(f"text {text}", "bold")
         heads = [*_heads(reply, text, index)]
-        few = len(heads) <= _FEW
-        rows = None if reply.request_names.queries is None else [int(row) for row in reply.request_names.queries]
+        few = len(heads) <= _MAX_HEAD_COLUMNS
+        rows, columns = reply.request_names.rows, reply.request_names.columns
         for head in heads if few else ():
             if head.weights is not None:
-                print_map(head.name, head.weights, [*head.queries], [*head.keys], rows)
+                print_map(head.name, head.weights, head.queries, rows, columns)
         table({"head": head.name} | head.statistics | {"largest weights": head.largest_weights()} for head in heads)
         queries = {tuple(head.queries) for head in heads}
         if few and len(queries) == 1 and all(head.top is not None for head in heads):
@@ -201,13 +201,24 @@ def changed(reply: ModelEffectsReply) -> None:
         token = None if names is None else names[min(text, len(names) - 1)]
         fields = {"text": text if isinstance(reply.labels, list) else None, "baseline": number_of(baseline)}
         line(fields if token is None else {"log p of": readable(token)} | fields)
-    singular = {"layers": "layer", "heads": "head", "queries": "query", "keys": "key", "from": "from", "to": "to"}
+    singular = {
+        "layers": "layer", "heads": "head", "queries": "query", "keys": "key", "scales": "scale", "from": "from",
+        "to": "to",
+    }  # fmt: skip
     axes: dict[str, Sequence[Any] | None] = {"text": None}
     for axis, indices in reply.swept.items():
-        axes[singular[axis]] = [each.name if isinstance(each, PathEnd) else each for each in indices]
+        labels = reply.request_names.keys if axis in {"queries", "keys"} else None
+        axes[singular[axis]] = [_swept_name(place, labels) for place in indices]
     effects = dict(reply.effects)
     by_index(axes, effects, largest="value" if effects["divergence"] is None else "divergence")
     model_ran(reply.ran)
+
+
+def _swept_name(place: Any, labels: Sequence[str] | None) -> Any:
+    """Return the name of the end of a path, or of labelled tokens; other indices as they are."""
+    if isinstance(place, PathEnd):
+        return place.name
+    return place if labels is None else token_name(place, labels)
 
 
 def number_of(value: Any) -> str:
@@ -245,10 +256,10 @@ def _texts(reply: ModelReply) -> Iterator[tuple[int | None, int]]:
 
 
 def _names(reply: ModelWeightsReply, layer: LayerWeights, text: int) -> tuple[list[str], list[str]]:
-    """Return the names of a layer's selected queries and of its keys."""
+    """Return the names of a layer's selected queries, and of all its keys."""
     queries, keys = ([readable(token) for token in each.tokens] for each in reply.tokens_of(layer.layer, text))
-    rows = reply.request_names.queries
-    return queries if rows is None else [queries[int(row)] for row in rows], keys
+    names = reply.request_names.of_tokens(queries, keys)
+    return list(names.row_labels or ()), list(names.keys or ())
 
 
 def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[_Head]:
@@ -263,12 +274,22 @@ def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[
         for at, head in enumerate(reply.request_names.heads or range(count)):
             yield _Head(
                 name=head_name(layer.layer, head),
-                statistics={name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1},
+                statistics=_statistics(every, keys, head),
                 queries=queries,
                 keys=keys,
                 top=None if layer.top is None else _top(layer.top, index, at),
                 weights=None if maps is None or maps.ndim < 3 else maps[at],
             )
+
+
+def _statistics(every: Mapping[str, NDArray[Any]], keys: Sequence[str], head: int) -> dict[str, str]:
+    """The statistics of one head as text; of one by key, the key with the largest number."""
+    found = {name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1}
+    for name in BY_KEY & every.keys():
+        numbers = np.where(np.isnan(every[name][head]), -np.inf, every[name][head])
+        at = int(numbers.argmax())
+        found[f"{name} most"] = f"{keys[at]} ({number_of(numbers[at])})"
+    return found
 
 
 def _top(top: TopKeys, text: int | None, head: int) -> _Top:

@@ -55,15 +55,17 @@ def top_keys(recording: Recording, layer: str | None, head: int | None, query: i
         if query is not None and query >= len(queries):
             raise InvalidRequest.at("query", f"{query} is out of range; expected 0 to {len(queries) - 1}")
         for row in range(len(queries)) if query is None else [query]:
-            found = recording.top_keys(attention.name, at, row, top_k)
+            largest = recording.top_keys(attention.name, at, row, top_k)
             cells: dict[str, Any] = {"layer": attention.name, "head": label, "query": str(row), "token": queries[row]}
-            rows.append(cells | {"key (weight), the largest first": "  ".join(f"{key} ({x:.3f})" for key, x in found)})
+            rows.append(
+                cells | {"key (weight), the largest first": "  ".join(f"{key} ({x:.3f})" for key, x in largest)}
+            )
     table(rows)
 
 
 def _print_map(recording: Recording, attention: RecordedAttention, at: int, label: str) -> None:
-    queries, keys = ([readable(token) for token in tokens] for tokens in recording.tokens(attention.name))
-    print_map(label, recording.weights(attention.name)[at], queries, keys)
+    queries, _ = recording.tokens(attention.name)
+    print_map(label, recording.weights(attention.name)[at], [readable(token) for token in queries])
 
 
 def _heads(recording: Recording, layer: str | None, head: int | None) -> Iterator[tuple[RecordedAttention, int, str]]:
@@ -73,14 +75,14 @@ def _heads(recording: Recording, layer: str | None, head: int | None) -> Iterato
     """
     name = f"layers.{layer}" if layer is not None and layer.isdecimal() else layer
     with_weights = [each for each in recording.attentions if f"{each.name}.weights" in recording.tensors]
-    found = [each for each in with_weights if name in {None, each.name}]
-    if not found:
+    attentions = [each for each in with_weights if name in {None, each.name}]
+    if not attentions:
         known = ", ".join(each.name for each in recording.attentions)
         detail = f"no weights of {name or 'any layer'} are recorded; there is {known}"
         raise InvalidRequest.at("layer", detail)
-    for each in found:
-        if head is not None and head >= len(each.heads):
-            detail = f"{head} is out of range; {each.name} has heads 0 to {len(each.heads) - 1}"
+    for attention in attentions:
+        if head is not None and head >= len(attention.heads):
+            detail = f"{head} is out of range; {attention.name} has heads 0 to {len(attention.heads) - 1}"
             raise InvalidRequest.at("head", detail)
-        for at, label in enumerate(each.heads) if head is None else [(head, each.heads[head])]:
-            yield each, at, label
+        for at, label in enumerate(attention.heads) if head is None else [(head, attention.heads[head])]:
+            yield attention, at, label

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +12,16 @@ from attention_client.cli.arguments import tensor_arguments
 from attention_client.cli.arguments.model_options import FieldOption, Fields, fields_of, options_of
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.reply_tables import show
+from attention_client.cli.tables.row_files import ROW_SUFFIXES, rows_writable, write_rows
 from attention_client.client import Client
 from attention_contract.base import WireModel
+from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.validation import validate
 from attention_contract.wire import PICTURES, to_json
+
+if TYPE_CHECKING:
+    from attention_client.survey import HeadSurvey
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, and nothing else.")]
 Output = Annotated[
@@ -26,6 +31,22 @@ Output = Annotated[
         "-o",
         callback=tensor_arguments.writable,
         help="Write the reply: .npy, .npz, .safetensors or .json; - is standard output.",
+    ),
+]
+OutputOrRows = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        callback=tensor_arguments.ending_in(*tensor_arguments.SUFFIXES, *ROW_SUFFIXES, pipe=True),
+        help="Write the reply: .npy, .npz, .safetensors or .json; - is standard output. Or write its statistics: "
+        ".parquet or .arrow, a row for each head.",
+    ),
+]
+OutputRows = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", callback=rows_writable, help="Also write the rows: .parquet or .arrow."
     ),
 ]
 _PAGE, _EXPECTED = ".html", "expected .svg, .png or .pdf"
@@ -79,9 +100,12 @@ class Ending:
     @classmethod
     def taken(cls, given: Fields) -> "Ending":
         """Take the options of the end out of what was given, and check them."""
-        found = {name: given.pop(name) for name in ("as_json", "output", "plot") if name in given}
-        look = fields_of(given, look_options()) if "plot" in found else {}
-        ending = cls(**found, look=look)
+        taken = {name: given.pop(name) for name in ("as_json", "output", "plot") if name in given}
+        look = fields_of(given, look_options()) if "plot" in taken else {}
+        ending = cls(**taken, look=look)
+        if ending.plot is not None and (ending.as_json or ending.output is not None):
+            other = "--json" if ending.as_json else "--output"
+            raise typer.BadParameter(f"it draws instead; leave it or {other} out", param_hint="--plot")
         if ending.as_json and tensor_arguments.to_pipe(ending.output):
             raise typer.BadParameter("it and -o - would both write to standard output", param_hint="--json")
         if look and ending.plot is None:
@@ -101,16 +125,17 @@ class Ending:
         with client_of(ctx) as client:
             if self.plot is not None and not self._page:
                 ending: Any = self.plot.suffix[1:].lower()
-                picture = client.plot(ending, **self.look).of(call, client)
-                self.plot.write_bytes(picture.data)
-                typer.echo(f"{self.plot}: {len(picture.data)} bytes")
+                write_picture(self.plot, client.plot(ending, **self.look).of(call, client))
                 return
             reply = call(client)
         if self.plot is not None:
             write_page(self.plot, reply)
             return
         if self.output is not None:
-            tensor_arguments.write(self.output, reply, chief)
+            if self.output.suffix.lower() in ROW_SUFFIXES:
+                write_rows(self.output, reply)
+            else:
+                tensor_arguments.write(self.output, reply, chief)
         if self.as_json or not tensor_arguments.to_pipe(self.output):
             present(reply, self.as_json)
 
@@ -120,7 +145,13 @@ def present(reply: WireModel, as_json: bool) -> None:
     typer.echo(to_json(reply)) if as_json else show(reply)
 
 
-def write_page(path: Path, reply: WireModel) -> None:
+def write_picture(path: Path, picture: Picture) -> None:
+    """Write a picture into its file."""
+    path.write_bytes(picture.data)
+    typer.echo(f"{path}: {len(picture.data)} bytes")
+
+
+def write_page(path: Path, reply: "WireModel | HeadSurvey") -> None:
     """Write what a notebook shows of a reply as a page that needs nothing else."""
     head = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>attention</title></head>'
     path.write_text(f"{head}\n<body>{reply._repr_html_()}</body></html>\n", "utf-8")

@@ -29,16 +29,17 @@ from attention_client.cli.tables.table_output import (
     table,
 )
 from attention_contract.base import WireModel
-from attention_contract.reply_names import Names
 from attention_contract.schemas import weights
 from attention_contract.schemas.analyses import circuits
 from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.analyses.hopfield import HopfieldReply
 from attention_contract.schemas.analyses.lenses import LensInfo, ModelLensReply
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
+from attention_contract.schemas.analyses.probes import ProbeInfo
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.analyses.similarity import RecordingSimilarity, SimilarityReply
+from attention_contract.schemas.analyses.vectors import VectorInfo
 from attention_contract.schemas.answers import Fits
 from attention_contract.schemas.attention import Ran
 from attention_contract.schemas.checkpoints import CheckpointAttention
@@ -59,6 +60,8 @@ _COLUMNS: Final = {
     "parameter_count=parameters bytes",
     ModelInfo: "id state running waiting architecture dtype device bytes max_length refused",
     LensInfo: "id state progress texts skip_first max_tokens layers bytes created",
+    ProbeInfo: "id state progress method texts samples positives layer bytes created",
+    VectorInfo: "id state progress source method positive negative width bytes created",
     CheckpointAttention: "name config.num_heads config.num_kv_heads config.head_dim config.d_model config.spec missing "
     "problem",
     HardwareInfo: "name memory_bytes=memory bandwidth_gb_s=GB/s link_gb_s=link_GB/s "
@@ -158,16 +161,26 @@ def _tensor_row(name: str, array: NDArray[Any]) -> dict[str, str]:
 def _indexed(part: WireModel, reply: WireModel) -> None:
     """Print a row for each index of a part's tensors, and the rest of it."""
     columns = {name: each for name, each in part if isinstance(each, np.ndarray)}
-    columns |= {f"class {name}": each for name, each in (getattr(part, "classes", None) or {}).items()}
+    if isinstance(part, weights.HeadStatistics):
+        columns = {
+            f"largest {name}" if name in weights.BY_KEY else name: _of_heads(name, x) for name, x in columns.items()
+        }
+        columns |= {f"class {name}": x for name, x in (part.classes or {}).items()}
+        columns |= {f"pairs {name}": x for name, x in (part.pairs or {}).items()}
     axes: dict[str, Any] = dict.fromkeys(_AXES[type(part)])
     if isinstance(part, weights.TopKeys):
-        names = getattr(reply, "names", Names())
-        axes |= {"head": names.heads, "query": names.queries}
+        names = reply.request_names
+        axes |= {"head": names.heads, "query": names.row_labels}
         columns = {"key (weight), the largest first": _top(part, names.keys)}
     elif isinstance(reply, circuits.CircuitsReply):
         axes["head"] = reply.heads
     by_index(axes, columns)
     line({name: each for name, each in part if not isinstance(each, np.ndarray | Mapping)})
+
+
+def _of_heads(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """A statistic with a number for each head; of one by key, the largest."""
+    return np.fmax.reduce(array, axis=-1) if name in weights.BY_KEY else array
 
 
 def _top(top: weights.TopKeys, labels: Sequence[str] | None) -> NDArray[Any]:
@@ -202,7 +215,10 @@ def _values(reply: Parameter) -> None:
 def _recorded(reply: RecordingStatistics) -> None:
     table(
         {"layer": each.name, "head": head}
-        | {name.replace("_", " "): number(x[at]) for name, x in tensors(each.statistics).items()}
+        | {
+            f"largest {name}" if name in weights.BY_KEY else name.replace("_", " "): number(_of_heads(name, x)[at])
+            for name, x in tensors(each.statistics).items()
+        }
         for each in reply.attentions
         for at, head in enumerate(each.heads)
     )
@@ -287,13 +303,15 @@ def _sessions(reply: SessionList) -> None:
     """Print the sessions of each module as a tree of forks."""
     trees: dict[str, Tree] = {}
     nodes: dict[str, Tree] = {}
-    for each in reply.sessions:  # a parent is older
-        above = nodes.get(each.parent or "") or trees.setdefault(each.module, Tree(Text(each.module, style="bold")))
-        size = f"{each.sequences} × {each.length} tokens" if each.sequences > 1 else f"{each.length} tokens"
-        held = "" if each.held == each.length else f", {each.held} held"
-        memory = f"{scaled(each.own_bytes, 'B')} own, {scaled(each.shared_bytes, 'B')} shared"
-        nodes[each.session] = above.add(
-            Text(f"{each.session}  {size}{held}  {memory}{'  pinned' if each.pinned else ''}")
+    for session in reply.sessions:  # a parent is older
+        above = nodes.get(session.parent or "") or trees.setdefault(
+            session.module, Tree(Text(session.module, style="bold"))
+        )
+        size = f"{session.sequences} × {session.length} tokens" if session.sequences > 1 else f"{session.length} tokens"
+        held = "" if session.held == session.length else f", {session.held} held"
+        memory = f"{scaled(session.own_bytes, 'B')} own, {scaled(session.shared_bytes, 'B')} shared"
+        nodes[session.session] = above.add(
+            Text(f"{session.session}  {size}{held}  {memory}{'  pinned' if session.pinned else ''}")
         )
     for tree in trees.values():
         print_out(tree)

@@ -58,21 +58,21 @@ def by_index(
     ``axes`` with the names of their indices, None to count from 0. A leading dimension that the tensors lack is one.
     ``largest`` is a column: its largest number of each first index comes first, and no row has none of it.
     """
-    found = {name: np.asarray(each) for name, each in columns.items() if each is not None}
-    if not found:
+    arrays = {name: np.asarray(each) for name, each in columns.items() if each is not None}
+    if not arrays:
         return
-    missing = len(axes) - min(each.ndim for each in found.values())
-    found = {name: each[(None,) * missing] for name, each in found.items() if each.ndim + missing <= len(axes) + 1}
-    places = [*np.ndindex(*next(iter(found.values())).shape[: len(axes)])]
+    missing = len(axes) - min(each.ndim for each in arrays.values())
+    arrays = {name: each[(None,) * missing] for name, each in arrays.items() if each.ndim + missing <= len(axes) + 1}
+    places = [*np.ndindex(*next(iter(arrays.values())).shape[: len(axes)])]
     if largest is not None:
-        places = [at for at in places if not np.isnan(found[largest][at])]
-        places.sort(key=lambda at: (at[0], -found[largest][at]))
+        places = [at for at in places if not np.isnan(arrays[largest][at])]
+        places.sort(key=lambda at: (at[0], -arrays[largest][at]))
     table(
         {
             axis: cell("", at if labels is None else labels[at])
             for at, (axis, labels) in zip(place, axes.items(), strict=True)
         }
-        | {name.replace("_", " "): cell(name, each[place]) for name, each in found.items()}
+        | {name.replace("_", " "): cell(name, each[place]) for name, each in arrays.items()}
         for place in places
     )
 
@@ -108,9 +108,9 @@ def facts(reply: WireModel, shown: frozenset[str] = frozenset()) -> None:
     )
 
 
-def line(found: Mapping[str, Any]) -> None:
+def line(values: Mapping[str, Any]) -> None:
     """Print what is set in one line."""
-    cells = {_spaced(name): cell(name, each) for name, each in found.items()}
+    cells = {_spaced(name): cell(name, each) for name, each in values.items()}
     if any(cells.values()):
         print_out("; ".join(f"{name} {each}" for name, each in cells.items() if each), "dim")
 
@@ -189,11 +189,11 @@ def _named(part: WireModel) -> str:
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
     """Return the parts of a model or mapping by dotted name."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for name, item in value.items() if isinstance(value, Mapping) else value:
         nested = isinstance(item, Mapping | WireModel)
-        found |= flat(item, f"{path}{name}.") if nested else {f"{path}{name}": item}
-    return found
+        parts |= flat(item, f"{path}{name}.") if nested else {f"{path}{name}": item}
+    return parts
 
 
 def _part(value: Any, path: str) -> Any:

@@ -18,6 +18,9 @@ SIGNED_METHODS: Final[tuple[AttributionMethod, ...]] = ("gradient_attention", "i
 """The methods whose attributions may be negative."""
 
 
+_STEPS: Final = 32
+
+
 class Readout(WireModel):
     """A linear classifier of the output: L = Σ log softmax(weight · output + bias)[target] over the queries."""
 
@@ -40,7 +43,7 @@ class AttributionRequest(TokenLabels, AttentionInputs):
     """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
     readout: Readout | None = None
     """A linear classifier, whose log-likelihood is L. Replaces ``upstream``."""
-    steps: int = Field(default=32, ge=1, le=1024)
+    steps: int = Field(default=_STEPS, ge=1, le=1024)
     """The number of points on the path of ``integrated``. Without a readout L is linear in the weights, and one point
     is exact."""
     edits: Listed[Edit] = Field(default_factory=list, max_length=MAX_EDITS)
@@ -55,6 +58,18 @@ class AttributionRequest(TokenLabels, AttentionInputs):
     def _one_loss(self) -> "AttributionRequest":
         if self.upstream is not None and self.readout is not None:
             raise at_fault("upstream", "the readout determines it; leave upstream or readout out")
+        return self
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "AttributionRequest":
+        asked = set(self.methods)
+        if self.steps != _STEPS and "integrated" not in asked:
+            raise at_fault("steps", "they are of the method integrated; add it to methods, or leave them out")
+        if self.select is not None and asked == {"head_importance"}:
+            raise at_fault("select", "head_importance covers all heads and queries; leave it out, or add a method")
+        for name in ("upstream", "readout"):
+            if getattr(self, name) is not None and asked == {"norm"}:
+                raise at_fault(name, "the method norm is of no L; leave it out, or add a method")
         return self
 
 

@@ -8,9 +8,9 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
 from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.attention import MAX_INDICES, Ran
 from attention_contract.schemas.drawable_replies import DrawableReply
@@ -53,6 +53,12 @@ class CircuitsRequest(WireModel):
     """The version that the module must have; default: any."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
+
+    @model_validator(mode="after")
+    def _returns_something(self) -> "CircuitsRequest":
+        if self.vectors and set(self.parts) == {"spectra"}:
+            raise at_fault("vectors", "they are those of qk and ov; add one to parts, or leave it out")
+        return self
 
 
 class Circuit(WireModel):
@@ -141,5 +147,5 @@ class CircuitsReply(DrawableReply):
     ran: Ran
 
 
-EXAMPLE: Final[dict[str, Any]] = {"heads": [0], "top": 2}
+EXAMPLE_CIRCUITS: Final[dict[str, Any]] = {"heads": [0], "top": 2}
 """One head, and the two largest singular values of each matrix."""

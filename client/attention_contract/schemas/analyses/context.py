@@ -33,7 +33,7 @@ class ContextSource(WireModel):
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Default: ``source 1`` and so on."""
     text: Text | None = None
-    """The text of the source. Beside ``text`` or ``messages`` it is looked for there, behind the source before."""
+    """The text of the source. Beside ``text`` or ``messages`` it is looked for there, after the source before."""
     span: tuple[Index, Index] | None = None
     """Its first and last (exclusive) character in ``text``, or in the conversation as the chat template writes it."""
 
@@ -162,7 +162,7 @@ class Ablation(WireModel):
     hidden: IfRequested[FloatArray] = ABSENT
     """``[S, A]``: no query of any layer sees the keys of the source, and all other tokens keep their positions."""
     removed: IfRequested[FloatArray] = ABSENT
-    """``[S, A]``: the tokens of the source are left out, and those behind it move up."""
+    """``[S, A]``: the tokens of the source are left out, and later ones move up."""
 
 
 class HeadSources(WireModel):

@@ -24,7 +24,7 @@ class SweptEdit(Edit):
 
     over: Listed[Axis] = Field(default_factory=_over_heads, min_length=1, max_length=3)
     """The axes to sweep. Along each, one edit changes one of the listed indices, or one of all indices if none are
-    listed. ``value`` covers all indices, and each edit uses its own part of it."""
+    listed. A tensor in ``value`` or ``add`` covers all indices, and each edit uses its own part of it."""
 
     @model_validator(mode="after")
     def _distinct(self) -> "SweptEdit":

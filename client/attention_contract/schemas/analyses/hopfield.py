@@ -114,7 +114,7 @@ class HopfieldReply(WireModel):
     ran: Ran
 
 
-EXAMPLE: Final[dict[str, Any]] = {
+EXAMPLE_HOPFIELD: Final[dict[str, Any]] = {
     "stored": [[1.0, 1.0, -1.0, -1.0], [1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, 1.0]],
     "states": [[1.0, 1.0, 0.0, 0.0]],
     "beta": 2.0,

@@ -4,17 +4,18 @@ Notation as in ``model_requests``; P positions that are read, T targets, N layer
 the dimension B is missing.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
-from attention_contract.schemas.attention import MAX_INDICES
+from attention_contract.schemas.attention import TextLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import ModelInput, ModelReply, Text
 from attention_contract.schemas.recordings import Moment, RecordingId
+from attention_contract.schemas.text_positions import TokenPositions
 from attention_contract.tensors import Encoding, FloatArray, IntArray
 
 MAX_READ: Final = 2**18
@@ -31,8 +32,11 @@ def of_hidden() -> list[LensPart]:
     return ["hidden"]
 
 
-class ModelLensRequest(ModelInput):
-    """Read out the states inside a model that predicts tokens of a text."""
+class ModelLensRequest(TextLabels, ModelInput):
+    """Read out the states inside a model that predicts tokens of a text.
+
+    The labels take the place of the tokens in a picture of the reply; of an encoder-decoder model, of the decoder's.
+    """
 
     kind: LensKind = "logit"
     """``logit``: by the model's own final norm and unembedding, or its whole head. ``jacobian``: first by the mean
@@ -41,10 +45,11 @@ class ModelLensRequest(ModelInput):
     lens: LensId | None = None
     """The id of a fitted lens, for the kind ``jacobian``."""
     of: Listed[LensPart] = Field(default_factory=of_hidden, min_length=1, max_length=3)
-    """``hidden``: the states behind each layer. ``output``: what its attention adds to them. ``heads``: what each head
+    """``hidden``: the states after each layer. ``output``: what its attention adds to them. ``heads``: what each head
     adds. The last two are contributions to the logits: the scale of the final norm is held at that of the run."""
-    positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
-    """The positions of the tokens to read, negative ones counted from the end; default: all."""
+    positions: TokenPositions | None = None
+    """The positions of the tokens to read, counted within each text, negative ones from its end; default: all. A list
+    of lists has one for each text, all of the same length."""
     top_k: int = Field(default=5, ge=0, le=1024)
     """The number of largest logits to return for each reading; 0 for none."""
     targets: Listed[TargetToken] = Field(default_factory=list, max_length=256)
@@ -114,7 +119,7 @@ class ModelLensReply(ModelReply, DrawableReply):
     kind: LensKind
     lens: IfRequested[LensId] = ABSENT
     positions: list[int] | list[list[int]]
-    """The indices of the tokens that are read; of several texts a list for each."""
+    """The indices in ``labels`` of the tokens that are read; of several texts a list for each."""
     names: dict[str, str]
     """The text of each token id in the reply, those of targets too."""
     targets: list[int] = Field(default_factory=list)
@@ -146,7 +151,7 @@ class FitLens(WireModel):
     """The tokens of each text that are read."""
     jacobians: dict[LayerNumber, FloatArray] | None = None
     """In place of texts: the matrix ``[d_model, d_model]`` of each layer but the last, by the layer's number. It maps
-    the states behind the layer to those behind the last one."""
+    the states after the layer to the states after the last one."""
     wait_s: float | None = Field(default=None, ge=0, le=3600)
     """Seconds to wait for it; the reply then says in ``progress`` how far it is. Default: until it is there. It is
     fitted also if nobody waits, and equal requests share one fit. ``DELETE /v1/lenses/{id}`` stops it."""
@@ -175,6 +180,16 @@ class LensFacts(WireModel):
     """d_model; 0 of a lens that is being fitted."""
     layers: list[int] = Field(default_factory=list)
     """The numbers of the layers that have a matrix."""
+
+
+class LensMatrices(LensFacts):
+    """A fitted lens with its matrices, as its safetensors file holds them."""
+
+    file_entry: ClassVar = "lens"
+    """The metadata entry of the file."""
+
+    jacobians: dict[LayerNumber, FloatArray] = Field(default_factory=dict)
+    """``[d_model, d_model]`` by the number of the layer; those that ``fit_lens`` takes."""
 
 
 class LensInfo(LensFacts):

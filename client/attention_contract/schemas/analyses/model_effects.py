@@ -7,18 +7,21 @@ from pydantic import Field, model_validator
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.analyses.model_paths import PathEnd, PathReceivers, PathSenders
-from attention_contract.schemas.attention import MAX_INDICES, Edit
+from attention_contract.schemas.attention import MAX_INDICES, Edit, TextLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, PredictedLogit
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import ModelInput, ModelReply
 from attention_contract.tensors import FloatArray
 
-ModelAxis = Literal["layers", "heads", "queries", "keys"]
+ModelAxis = Literal["layers", "heads", "queries", "keys", "scales"]
 SweptAxis = ModelAxis | Literal["from", "to"]
 TokenGroup = Annotated[Listed[Index], Field(min_length=1, max_length=MAX_INDICES)]
 MAX_GROUPS = 4096
 """The most groups of tokens of one axis."""
+MAX_SCALES = 4096
+"""The most factors of a sweep over scales."""
+Factor = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _over_layers_and_heads() -> list[ModelAxis]:
@@ -31,9 +34,11 @@ class ModelSweptEdit(Edit):
     The layers are those of the request. An edit that is not swept over ``layers`` changes all of them at once.
     """
 
-    over: Listed[ModelAxis] = Field(default_factory=_over_layers_and_heads, min_length=1, max_length=4)
+    over: Listed[ModelAxis] = Field(default_factory=_over_layers_and_heads, min_length=1, max_length=5)
     """The axes to sweep. Along each, one edit changes one of the listed indices, or one of all indices if none are
-    listed. ``value`` covers all indices, and each edit uses its own part of it."""
+    listed. A tensor in ``value`` or ``add`` covers all indices, and each edit uses its own part of it."""
+    scales: Listed[Factor] | None = Field(default=None, min_length=1, max_length=MAX_SCALES)
+    """The factors of a sweep over ``scales``: each edit adds ``add`` times one of them."""
     window: int = Field(default=1, ge=1, le=4096)
     """The number of layers in a row that each edit of a sweep over ``layers`` changes, from the swept one on. Source:
     Geva et al. 2023, section 5."""
@@ -48,6 +53,10 @@ class ModelSweptEdit(Edit):
             raise at_fault("over", "an axis is listed twice; list each once")
         if self.window > 1 and "layers" not in self.over:
             raise at_fault("window", "it goes with a sweep over layers; add layers to over")
+        if ("scales" in self.over) != (self.scales is not None):
+            raise at_fault("scales", "a sweep over scales and the list of them go together; send both or neither")
+        if self.scales is not None and self.add is None:
+            raise at_fault("scales", "they multiply what an edit adds; send add, or leave scales out")
         for name, axis, listed in (
             ("query_groups", "queries", self.queries), ("key_groups", "keys", self.keys),
         ):  # fmt: skip
@@ -60,11 +69,12 @@ class ModelSweptEdit(Edit):
         return self
 
 
-class ModelEffectsRequest(ModelInput):
+class ModelEffectsRequest(TextLabels, ModelInput):
     """Ask for the effect of each edit of a sweep, or of each path, on one number that a model predicts.
 
     ``layers`` are those that are swept: by default all that have the tap, but in a sweep over heads no layer whose
     channels stand for heads, which has to be named. ``edits`` apply in every run of a sweep, also in the baseline.
+    The labels take the place of swept queries and keys in a picture of the reply.
     """
 
     sweep: ModelSweptEdit | None = None
@@ -85,6 +95,8 @@ class ModelEffectsRequest(ModelInput):
             raise at_fault("sweep", "expected a sweep, or paths by from and to; got neither")
         if self.from_ is not None and any(self.edits.values()):
             raise at_fault("edits", "they go with a sweep; leave them out of a request for paths")
+        if self.labels is not None and (self.sweep is None or not {"queries", "keys"} & {*self.sweep.over}):
+            raise at_fault("labels", "they name swept queries and keys; sweep over one of them, or leave labels out")
         return self
 
     @property
@@ -113,7 +125,7 @@ def check_sweep_or_paths(request: _SweepOrPaths) -> None:
 class ModelEffects(WireModel):
     """The change by each edit, ``[B, *swept]`` with the swept axes in the order of ``over``; or ``from``, then ``to``.
 
-    NaN where a layer has no such head, query or key, and where the end of a path does not come behind its beginning.
+    NaN where a layer has no such head, query or key, and where the end of a path does not come after its beginning.
     """
 
     value: FloatArray
@@ -130,9 +142,9 @@ class ModelEffectsReply(ModelReply, DrawableReply):
     Source: Vig et al. 2020, causal mediation analysis; of paths, Wang et al. 2022.
     """
 
-    swept: dict[SweptAxis, list[LayerRef] | list[list[int]] | list[PathEnd]]
-    """The indices along each swept axis: layers, numbers of heads, queries and keys, or groups of tokens. Of a window
-    of layers, its first. Of paths: the components at their beginnings and ends."""
+    swept: dict[SweptAxis, list[LayerRef] | list[list[int]] | list[PathEnd] | list[float]]
+    """The indices along each swept axis: layers, numbers of heads, queries and keys, groups of tokens, or scales. Of a
+    window of layers, its first. Of paths: the components at their beginnings and ends."""
     baseline: FloatArray
     """``[B]``, or one number: the measured number without the swept edit."""
     effects: ModelEffects

@@ -85,5 +85,5 @@ class RecordingRollout(RolloutReply):
     through them has no part in ``values``."""
 
 
-EXAMPLE: Final[dict[str, Any]] = {"weights": [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]]}
+EXAMPLE_ROLLOUT: Final[dict[str, Any]] = {"weights": [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]]}
 """Two layers of one head over two tokens."""

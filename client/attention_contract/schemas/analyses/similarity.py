@@ -98,5 +98,5 @@ class RecordingSimilarity(SimilarityReply):
     """The number of queries or tokens that were compared."""
 
 
-EXAMPLE: Final[dict[str, Any]] = {"a": [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]}
+EXAMPLE_SIMILARITY: Final[dict[str, Any]] = {"a": [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]}
 """The weights of two heads over two tokens."""

@@ -1,6 +1,6 @@
 """The cost of a whole model for a text, for images or for a generation."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
@@ -40,6 +40,8 @@ class ModelComplexityRequest(ContextFields):
     """The parts of every layer that a lens reads at all tokens, to price that too."""
     fit: bool = False
     """Price the fit of a Jacobian lens over these texts too."""
+    likelihood: Literal["masked"] | None = None
+    """``masked``: price the pseudo log-likelihood of these texts too, each token masked in turn."""
     sweep: ModelSweptEdit | None = None
     """A sweep of edits over every layer, as in ``/v1/models/{model}/effects``, to price that too."""
     from_: PathSenders | None = Field(default=None, alias="from")
@@ -74,7 +76,9 @@ def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens", "fit", "sweep", "from_", "to"})
+_SIZES: Final = frozenset(
+    {"length", "images", "batch", "new_tokens", "weights", "lens", "fit", "likelihood", "sweep", "from_", "to"}
+)
 _ANYWHERE: Final = frozenset({"adapter", "alone", "encoding"})
 """Fields of a request for sources that other requests have too."""
 
@@ -123,7 +127,7 @@ class SweepCost(PassCost):
     """
 
     edits: int
-    """The edits, or the paths whose end comes behind their beginning."""
+    """The edits, or the paths whose end comes after their beginning."""
     passes: int
 
 
@@ -144,6 +148,8 @@ class ModelComplexityReply(WireModel):
     """The pass over the tokens, and the five largest logits of each of these states."""
     fit: IfRequested[PassCost] = ABSENT
     """All passes of the fit of a Jacobian lens."""
+    likelihood: IfRequested[PassCost] = ABSENT
+    """All passes of a likelihood of texts without special tokens, which are not masked."""
     per_token: PassCost
     """The cost of one further token after all others; zeros for an image encoder."""
     sweep: IfRequested[SweepCost] = ABSENT

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Discriminator, Field, Tag
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
+from attention_contract.schemas.analyses.probes import StopReason
 from attention_contract.schemas.openai import (
     EXAMPLE_CHAT,
     MAX_NEW_TOKENS,
@@ -133,6 +134,8 @@ class OutputText(WireModel):
     logprobs: list[ChosenLogprob] = Field(default_factory=list)
     attention: IfRequested[list[GeneratedToken]] = ABSENT
     """One entry a token, with ``attention`` in the request."""
+    stop_reason: IfRequested[StopReason] = ABSENT
+    prompt_scores: IfRequested[dict[str, list[float]]] = ABSENT
 
 
 class OutputMessage(WireModel):
@@ -247,10 +250,12 @@ class ResponseEvent(WireModel):
     logprobs: IfRequested[list[ChosenLogprob]] = ABSENT
     attention: IfRequested[list[GeneratedToken]] = ABSENT
     """The entry of the token of ``delta``."""
+    stop_reason: IfRequested[StopReason] = ABSENT
+    prompt_scores: IfRequested[dict[str, list[float]]] = ABSENT
     recording: IfRequested[RecordingId] = ABSENT
 
 
-EXAMPLE: Final[dict[str, Any]] = {
+EXAMPLE_RESPONSE: Final[dict[str, Any]] = {
     "model": "tiny", "input": "Who sat on the mat?", "max_output_tokens": 4, "temperature": 0,
     "attention": EXAMPLE_CHAT["attention"],
 }  # fmt: skip

@@ -58,10 +58,14 @@ class Tokenization(WireModel):
     token_strs: IfRequested[list[str]] = ABSENT
     """The tokens as the tokenizer's vocabulary has them, with its own marks."""
     text: str
-    """The text that ``spans`` count in: the prompt, with the answer behind it, or the conversation as the chat template
+    """The text that ``spans`` count in: the prompt, with the answer after it, or the conversation as the chat template
     writes it."""
     labels: TokenLabelsReply
     """The tokens for reading, with their ids and their spans in the text."""
 
 
-EXAMPLE: Final[dict[str, Any]] = {"model": "tiny", "prompt": "the cat sat on the mat", "return_token_strs": True}
+EXAMPLE_TOKENIZATION: Final[dict[str, Any]] = {
+    "model": "tiny",
+    "prompt": "the cat sat on the mat",
+    "return_token_strs": True,
+}

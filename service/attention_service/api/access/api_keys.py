@@ -190,11 +190,11 @@ class KeyRing:
     def find(self, key: bytes) -> HeldKey | None:
         """The known key that equals this one, in a time that does not depend on it."""
         self._look()
-        digest, found = sha256(key).digest(), None
+        digest, equal_key = sha256(key).digest(), None
         for each in self._keys:
             if hmac.compare_digest(each.digest, digest):
-                found = each
-        return found
+                equal_key = each
+        return equal_key
 
     def holds(self, key: HeldKey) -> bool:
         """Return True unless the key was revoked since, or has other scopes."""

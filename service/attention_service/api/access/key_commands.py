@@ -86,14 +86,14 @@ def keys(arguments: Sequence[str]) -> int:
 def _limits(given: Sequence[str]) -> CallerLimits:
     """The limits of ``name=value``. Raises BadParameter for one that is not known, or no number."""
     stated: dict[str, float] = {}
-    for each in given:
-        name, _, value = each.partition("=")
+    for text in given:
+        name, _, value = text.partition("=")
         try:
             stated[name] = int(value) if value.isdigit() else float(value)
             CallerLimits.model_validate(stated)
         except ValueError:
             raise typer.BadParameter(
-                f"{each!r}: expected NAME=VALUE, a number for one of {', '.join(CallerLimits.model_fields)}",
+                f"{text!r}: expected NAME=VALUE, a number for one of {', '.join(CallerLimits.model_fields)}",
                 param_hint="--limit",
             ) from None
     return CallerLimits.model_validate(stated)

@@ -16,7 +16,7 @@ HELD: Final = "attention.scopes"
 """The entry of the ASGI scope with the scopes that the caller holds."""
 SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType(
     {operation.name: operation.scopes for operation in OPERATIONS}
-    | {"metrics": METRICS, "session_stream": INFER}
+    | {"metrics": METRICS, "session_stream": INFER, "sound_stream": INFER}
     | {
         "v2_live": NO_KEY,
         "v2_ready": NO_KEY,

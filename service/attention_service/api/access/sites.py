@@ -90,9 +90,9 @@ def check_site(
 
 def check_single(headers: Sequence[tuple[bytes, bytes]], names: Collection[bytes]) -> None:
     """Raise Unreadable if one of these headers came twice, where two readers may each take another one."""
-    found = [name for name, _ in headers if name in names]
+    names_sent = [name for name, _ in headers if name in names]
     for name in names:
-        if found.count(name) > 1:
+        if names_sent.count(name) > 1:
             shown = name.decode().title()
             raise Unreadable.at(shown, "the header came more than once; send it once")
 
@@ -116,8 +116,8 @@ def _follows_a_link(method: str, headers: Headers, *, framed: bool) -> bool:
 def _name_of(given: bytes) -> str:
     """The name in a Host header, without a port and the brackets of an IPv6 address; all of it if it is no such."""
     text = str(given, "latin-1").strip().lower()
-    found = _HOST.fullmatch(text)
-    return text if found is None else found[1] or found[2].rstrip(".")
+    match = _HOST.fullmatch(text)
+    return text if match is None else match[1] or match[2].rstrip(".")
 
 
 @lru_cache(maxsize=256)

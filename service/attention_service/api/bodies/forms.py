@@ -34,7 +34,7 @@ def read_form(body: memoryview, content_type: bytes, model: type[WireModel]) -> 
     if not parts.ended:
         raise Unreadable(f"the body is no valid {FORM}: it ends before its last boundary")
     fields: dict[str, Any] = {}
-    for name, is_file, value in parts.found:
+    for name, is_file, value in parts.fields:
         top = name.partition("[")[0]
         kind = model.model_fields.get(top)
         if is_file:
@@ -93,7 +93,7 @@ class _Parts:
     """Collects the parts of a form as they are parsed: name, True for a file, and content."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, bool, bytes]] = []
+        self.fields: list[tuple[str, bool, bytes]] = []
         self.ended = False
         self._header = self._value = b""
         self._headers: dict[bytes, bytes] = {}
@@ -105,7 +105,7 @@ class _Parts:
         }  # fmt: skip
 
     def _begin(self) -> None:
-        if len(self.found) >= _MOST_PARTS:
+        if len(self.fields) >= _MOST_PARTS:
             raise Unreadable(f"the form has more than {_MOST_PARTS} fields")
         self._headers, self._content = {}, []
 
@@ -132,7 +132,7 @@ class _Parts:
         name = options.get(b"name")
         if not name:
             raise Unreadable("the form has a part without a name")
-        self.found.append((_text(name)[:256], b"filename" in options, b"".join(self._content)))
+        self.fields.append((_text(name)[:256], b"filename" in options, b"".join(self._content)))
 
     def _finish(self) -> None:
         self.ended = True

@@ -16,8 +16,9 @@ from attention_contract.json_writing import AT_ONCE, json_pieces, tensor_bytes, 
 from attention_contract.operations import Operation
 from attention_contract.tensor_files import to_safetensors
 from attention_contract.tensors import Encoding
-from attention_contract.wire import JSON, PICTURES, SAFETENSORS
+from attention_contract.wire import JSON, PICTURES, SAFETENSORS, TABLES
 from attention_service.api.bodies.pictures import check_drawable
+from attention_service.api.bodies.table_replies import check_writable
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import BODY_VIEWS
 from attention_service.api.request_head import Headers
@@ -41,19 +42,22 @@ def accepted(headers: Headers, operation: Operation[Any]) -> str:
     request asks for, whichever form of that operation the caller names.
     """
     sent = content_type(headers) if operation.tensors else JSON
-    accept, pictures = headers.get(b"accept") or b"*/*", bool(operation.pictures)
-    best = _best(accept, operation.tensors, pictures, sent == SAFETENSORS, operation.chosen)
+    accept = headers.get(b"accept") or b"*/*"
+    more = (*(PICTURES if operation.pictures else ()), *(TABLES if operation.tables else ()), *operation.chosen)
+    best = _best(accept, operation.tensors, sent == SAFETENSORS, more)
     if best in PICTURES:
         check_drawable(best)
+    if best in TABLES:
+        check_writable(best)
     return best
 
 
 @lru_cache(maxsize=256)
-def _best(accept: bytes, tensors: bool, pictures: bool, as_tensors: bool, chosen: tuple[str, ...]) -> str:
+def _best(accept: bytes, tensors: bool, as_tensors: bool, more: tuple[str, ...]) -> str:
     wanted, offered = str(accept, "latin-1"), [JSON, SAFETENSORS] if tensors else [JSON]
     if as_tensors:
         offered.reverse()
-    offered += [*(PICTURES if pictures else ()), *chosen]
+    offered += more
     try:
         # mimeparse takes the last of equals.
         best = mimeparse.best_match(offered[::-1], wanted.lower())  # case does not count (RFC 9110, section 8.3.1)

@@ -81,9 +81,12 @@ def with_needs(request: Any, options: PictureOptions, heads: int | None, past: i
         update = {"return_weights": pool is None, "pool": pool, "top_k": 0, "statistics": []}
     elif isinstance(request, ModelWeightsRequest):
         _check_palette(options, signed=request.compare is not None)
-        whole = options.view != "statistics" and request.layers != "all" and len(request.layers) == 1
-        unused: dict[str, Any] = {} if whole else {"select": None, "average_heads": False}
-        return request.model_copy(update={"return_weights": whole, "top_k": 0} | unused)
+        narrows = "select" if request.select is not None else "average_heads" if request.average_heads else None
+        if options.view == "statistics" and narrows is not None:
+            raise InvalidRequest.at(narrows, "the view statistics covers every head; leave it out, or take view heads")
+        alone = request.layers != "all" and len(request.layers) == 1
+        whole = options.view != "statistics" and (alone or options.view is not None or narrows is not None)
+        return request.model_copy(update={"return_weights": whole and request.pool is None, "top_k": 0})
     else:
         return request
     if options.view in {"head", "lines"} and not getattr(request, "average_heads", False):

@@ -27,7 +27,7 @@ from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import LATE
 from attention_service.api.request_head import MAX_HEADER_BYTES, Headers
 from attention_service.runtime.request_timing import note, note_bytes
-from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, BodyMemory
 from attention_service.settings import Settings
 
 if sys.version_info >= (3, 14):
@@ -62,7 +62,7 @@ _WINDOW: Final = 27
 
 
 async def read_request(
-    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], settings: Settings, memory: Body
+    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], settings: Settings, memory: BodyMemory
 ) -> Any:
     """The request in a body, or in the query string of a GET; None for an operation without one.
 
@@ -98,7 +98,7 @@ async def read_request(
 
 async def parsed(
     body: memoryview, read: Callable[[memoryview, TextSize | None], ReadT], media_type: str, settings: Settings,
-    memory: Body,
+    memory: BodyMemory,
 ) -> ReadT:  # fmt: skip
     """A body, or a message of a stream, as ``read`` makes it of its bytes and of the size of its text, if it is JSON.
 
@@ -115,9 +115,9 @@ async def parsed(
         inline = inline and _is_quickly_parsed(size)
     else:
         inline = int.from_bytes(body[:8], "little") <= _INLINE_HEADER
-    found = read(body, size) if inline else await run_in_threadpool(read, body, size)
+    request = read(body, size) if inline else await run_in_threadpool(read, body, size)
     note("decode", began)
-    return found
+    return request
 
 
 def _is_quickly_parsed(size: TextSize) -> bool:
@@ -139,7 +139,7 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 async def read_body(
-    headers: Headers, receive: Receive, limit: int, memory: Body, ratio: float = math.inf,
+    headers: Headers, receive: Receive, limit: int, memory: BodyMemory, ratio: float = math.inf,
     state: Mapping[str, Any] = MappingProxyType({}),
 ) -> memoryview:  # fmt: skip
     """The whole body in one buffer, decompressed to at most ``ratio`` times its bytes.
@@ -172,7 +172,7 @@ async def read_body(
 class _Allowance:
     """The bytes that one body may take: up to the limit, and counted in the budget."""
 
-    def __init__(self, limit: int, memory: Body) -> None:
+    def __init__(self, limit: int, memory: BodyMemory) -> None:
         self.limit = limit
         self._memory = memory
         self._taken = self._held = 0

@@ -34,7 +34,7 @@ _BODY_GRACE_S: Final = 1.0
 """Seconds that a stop waits for the rest of a body."""
 
 
-class Line(Protocol):
+class LimitedConnection(Protocol):
     """A connection that the guard checks."""
 
     def check(self, now: float) -> None:
@@ -59,7 +59,7 @@ class ConnectionLimits:
         """The time of ``time.monotonic`` at which bodies are no longer waited for; None while the server runs."""
         self.swept_at = time.monotonic()
         """The time of ``time.monotonic`` of the last check. The event loop turned then."""
-        self._open: set[Line] = set()
+        self._open: set[LimitedConnection] = set()
         self._addresses: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
 
@@ -67,7 +67,7 @@ class ConnectionLimits:
         """Return the number of open connections."""
         return len(self._open)
 
-    def enter(self, line: Line, address: str | None) -> AttentionError | None:
+    def enter(self, line: LimitedConnection, address: str | None) -> AttentionError | None:
         """Count a connection. Returns the refusal if there are too many."""
         self._open.add(line)
         if address is not None:
@@ -89,7 +89,7 @@ class ConnectionLimits:
             )
         return None
 
-    def leave(self, line: Line, address: str | None) -> None:
+    def leave(self, line: LimitedConnection, address: str | None) -> None:
         """Forget a connection."""
         self._open.discard(line)
         if address is not None:

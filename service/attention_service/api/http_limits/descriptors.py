@@ -47,11 +47,11 @@ def most_connections(setting: int | None) -> int:
 
 def unacknowledged(connection: socket.socket | None) -> int:
     """Bytes that the system keeps until the peer takes them (Linux's SIOCOUTQ); 0 where that is not known."""
-    found = bytes(4)
+    count = bytes(4)
     with suppress(OSError, ValueError):
         if connection is not None:
-            found = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, found)
-    return max(int(struct.unpack("i", found)[0]), 0)
+            count = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, count)
+    return max(int(struct.unpack("i", count)[0]), 0)
 
 
 def reset_at_close(connection: socket.socket | None) -> None:

@@ -12,7 +12,7 @@ from attention_contract.errors import AttentionError, HeadTooLarge, Unreadable
 from attention_service.api.http_limits.connection_limits import LEAVING_S
 from attention_service.api.http_limits.guarded_connection import GuardedConnection
 from attention_service.api.http_limits.guarded_http import response
-from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, BodyMemory
 
 _POLICY: Final = 1008
 _TRY_AGAIN: Final = 1013
@@ -25,7 +25,7 @@ class GuardedStream(GuardedConnection, WebSocketsSansIOProtocol):
     It is cut if its peer does not read, is too slow with its handshake or a message, or sends many frames of nothing.
     """
 
-    _memory: Body | None = None
+    _memory: BodyMemory | None = None
     """The memory of a message that has not come whole."""
     _counted = 0
     """Bytes of it that ``_memory`` holds."""
@@ -128,7 +128,7 @@ class GuardedStream(GuardedConnection, WebSocketsSansIOProtocol):
         if size <= max(self._counted, UNCOUNTED):
             return
         if self._memory is None:
-            self._memory = Body(self.config.app.state.engine.host)  # type: ignore[union-attr]
+            self._memory = BodyMemory(self.config.app.state.engine.host)  # type: ignore[union-attr]
         try:
             self._memory.hold(size - self._counted)
         except AttentionError as error:

@@ -50,11 +50,11 @@ class AccessLog:
             sys.stderr.flush()
 
     def _lines(self, answered: Iterable[Answered]) -> Iterator[str]:
-        for each in answered:
+        for answer in answered:
             # Health checks and scrapes come all the time.
-            level = logging.DEBUG if each.operation in _PERIODIC else logging.INFO
+            level = logging.DEBUG if answer.operation in _PERIODIC else logging.INFO
             if level >= self._least:
-                yield self._line("debug" if level == logging.DEBUG else "info", each)
+                yield self._line("debug" if level == logging.DEBUG else "info", answer)
 
 
 def _now(at: float) -> str:

@@ -23,7 +23,7 @@ from attention_service.api.observation.device_metrics import DeviceMetrics
 from attention_service.api.observation.metrics_format import metrics_format
 from attention_service.engine import Engine
 from attention_service.models.server.model_environment import ModelEvent
-from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
+from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, TimedRun
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -179,7 +179,7 @@ class Metrics:
         gauge.set_function(lambda: len(limits))
         self.registry.register(_Ended(limits))
 
-    def _predicted(self, runs: Sequence[Run]) -> None:
+    def _predicted(self, runs: Sequence[TimedRun]) -> None:
         self.ratio.add([((run.kernel, run.purpose), run.seconds / run.predicted.median) for run in runs])
         self.batches.add([((run.purpose,), run.batch) for run in runs])
 

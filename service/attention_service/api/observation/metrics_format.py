@@ -28,9 +28,9 @@ def metrics_format(accept: str) -> tuple[Encoder, str]:
 
 def _ranges(accept: str) -> Iterator[tuple[float, str]]:
     """The known formats of the header with their q, as a range that the library reads."""
-    for each in accept.split(","):
+    for media_range in accept.split(","):
         try:
-            kind, subtype, parameters = mimeparse.parse_media_range(each)
+            kind, subtype, parameters = mimeparse.parse_media_range(media_range)
         except mimeparse.MimeTypeParseException:
             continue
         name = f"{kind}/{subtype}"

@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,6 +49,15 @@ class RequestLog:
         if self._traced and (span := add_spans(answered)) is not None:
             answered.timing.trace = f"{span.trace_id:032x}"
         self._later.note(answered)
+
+    def message_log(self, path: str, name: str) -> Callable[[int, float], None]:
+        """The function that notes a request which messages of a stream made, with its status and seconds."""
+
+        def note(status: int, seconds: float) -> None:
+            identity, noted = problems.request_id.get() or "", timing.get() or RequestTiming()
+            self.add(Answered(time.time(), "WS", path, name, status, seconds, identity, caller.get().name, noted))
+
+        return note
 
     def settle(self) -> None:
         """Count and log all requests that were noted."""

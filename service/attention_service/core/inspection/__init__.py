@@ -1,1 +1,4 @@
-"""Looking into attention: weights, their statistics, effects of edits, attribution, rollout, similarity, circuits."""
+"""Looking into attention: weights, their statistics, effects of edits, attribution, rollout, similarity, circuits.
+
+It imports the other packages of the core. Read ``weights.py`` first.
+"""

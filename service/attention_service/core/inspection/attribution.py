@@ -99,16 +99,16 @@ class Attribution:
         heads = heads if selection.heads is None else len(selection.heads)
         queries = queries if selection.queries is None else len(selection.queries)
         shape = batch, heads, queries, problem.k.shape[2]
-        found = {name: problem.q.new_empty(shape) for name in _BY_HEAD if name in self.methods}
+        attributions = {name: problem.q.new_empty(shape) for name in _BY_HEAD if name in self.methods}
         for method, name in _OVER_HEADS.items():
             if method in self.methods:
-                found[name] = problem.q.new_empty(batch, *shape[2:])
-        if found:
+                attributions[name] = problem.q.new_empty(batch, *shape[2:])
+        if attributions:
             for block, _, rows in some_of(problem.q, placed_tiles(problem, selection, all_heads=True)):
                 for name, x in self._of_block(block):
-                    found[name][..., rows, :] = x
+                    attributions[name][..., rows, :] = x
                     del x
-        return found
+        return attributions
 
     def _of_block(self, block: Selection) -> Iterator[tuple[str, Tensor]]:
         a = self.weights(block)
@@ -135,11 +135,11 @@ class Attribution:
         self, block: Selection, near: T, far: T | None, compute: Callable[[T, Tensor], Tensor], x: Tensor
     ) -> Tensor:
         """Compute from x ``[B, H', R, ...]`` and ``near``; its rows with global projections from ``far``."""
-        found = compute(near, x)
+        rows_near = compute(near, x)
         apart = None if far is None else global_rows(self.problem, block)
         if apart is None or far is None:
-            return found
-        return apart.put(found, compute(far, pick(x, 2, apart.rows)))
+            return rows_near
+        return apart.put(rows_near, compute(far, pick(x, 2, apart.rows)))
 
 
 def lengths_of(
@@ -164,9 +164,9 @@ def value_lengths(v: Tensor, projection: Tensor | None, heads: Sequence[int], of
         return ValueLengths(by_key.square().sum(-1).diag_embed())
     kept = constant(heads, v.device)
     columns = projection.double().view(-1, of, v.shape[3]).index_select(1, kept)  # [width of the output, H, V]
-    found = by_key.new_empty(*by_key.shape[:3], len(heads))
+    products_by_head = by_key.new_empty(*by_key.shape[:3], len(heads))
     for at in range(len(heads)):
         checkpoint()
         metric = columns[:, at].mT @ columns.flatten(1)  # [V, H·V]
-        found[:, :, at] = ((by_key[:, :, at] @ metric).view_as(by_key) * by_key).sum(-1)
-    return ValueLengths(found)
+        products_by_head[:, :, at] = ((by_key[:, :, at] @ metric).view_as(by_key) * by_key).sum(-1)
+    return ValueLengths(products_by_head)

@@ -34,8 +34,8 @@ def log_likelihood(output: Tensor, weight: Tensor, bias: Tensor | None, targets:
     merged = merge_heads(output) if output.ndim == _WITH_HEADS else output
     scores = linear(merged, weight, bias)  # [B, Q, C]
     scores = scores.to(_wide(scores.dtype))
-    found = scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1) - scores.logsumexp(-1)
-    return _sums(found.masked_fill(targets < 0, 0))
+    log_p = scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1) - scores.logsumexp(-1)
+    return _sums(log_p.masked_fill(targets < 0, 0))
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -98,6 +98,6 @@ def _differentiated(context: Tensor, edited: Edited, loss: Loss) -> tuple[Tensor
     """L, and its gradients with respect to the context before and after its edits."""
     before = context.detach().requires_grad_()
     after = edited(before).view_as(before)
-    found = loss(after)
-    gradient, after_edits = pullback([found], [before, after], [torch.ones_like(found)])
-    return found.detach(), gradient, after_edits
+    loss_value = loss(after)
+    gradient, after_edits = pullback([loss_value], [before, after], [torch.ones_like(loss_value)])
+    return loss_value.detach(), gradient, after_edits

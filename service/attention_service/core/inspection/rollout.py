@@ -66,10 +66,10 @@ def relevance(heads: Iterable[Tensor]) -> Tensor:
     UnfitNumbers.
     """
     made, count = torch.empty(0), 0
-    for count, each in enumerate(heads, 1):
+    for count, head in enumerate(heads, 1):
         checkpoint()
-        positive = each.double().clamp(min=0)
-        if not bool(each.isfinite().all()):
+        positive = head.double().clamp(min=0)
+        if not bool(head.isfinite().all()):
             raise UnfitNumbers("expected finite numbers")
         made = positive if count == 1 else made.add_(positive)
     made /= count
@@ -79,13 +79,13 @@ def relevance(heads: Iterable[Tensor]) -> Tensor:
 
 def rolled_out(layers: Iterable[Tensor], queries: Sequence[int]) -> Tensor:
     """Return these rows of M_N · … · M_1, ``[queries, L]``, from the M ``[L, L]`` of each layer, the last first."""
-    found: Tensor | None = None
+    rows: Tensor | None = None
     for layer in layers:
         checkpoint()
-        found = pick(layer, 0, queries) if found is None else found @ layer
-    if found is None:
+        rows = pick(layer, 0, queries) if rows is None else rows @ layer
+    if rows is None:
         raise TypeError("there is at least one layer")
-    return found
+    return rows
 
 
 def flows(layers: Iterable[Tensor], queries: Sequence[int]) -> Tensor:
@@ -98,13 +98,13 @@ def flows(layers: Iterable[Tensor], queries: Sequence[int]) -> Tensor:
     levels = [layer.cpu().numpy() for layer in layers]
     tokens = len(levels[0])
     graph = _graph(levels)
-    found = torch.empty(len(queries), tokens, dtype=torch.float64)
+    maximum_flows = torch.empty(len(queries), tokens, dtype=torch.float64)
     for row, query in enumerate(queries):
         for token in range(tokens):
             checkpoint()
             sink = len(levels) * tokens + token
-            found[row, token] = maximum_flow(graph, query, sink, method="dinic").flow_value / _WHOLE
-    return found
+            maximum_flows[row, token] = maximum_flow(graph, query, sink, method="dinic").flow_value / _WHOLE
+    return maximum_flows
 
 
 def _graph(levels: "list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]") -> Any:

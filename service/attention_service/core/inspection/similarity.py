@@ -57,7 +57,7 @@ def _shares(weights: Tensor) -> Tensor:
 
 def _tile(p: Tensor, q: Tensor, *, same: bool) -> Tensor:
     """Sums of the divergences and numbers of the rows, ``[2, A, B]``, of p ``[A, R, K]`` and q ``[B, R, K]``."""
-    found = p.new_zeros(2, len(p), len(q))
+    sums = p.new_zeros(2, len(p), len(q))
     of_p, of_q = _entropy(p), _entropy(q)  # [A, R], [B, R]
     real_p, real_q = (x.sum(-1) > 0 for x in (p, q))
     for at in range(len(p)):
@@ -66,10 +66,10 @@ def _tile(p: Tensor, q: Tensor, *, same: bool) -> Tensor:
         mixed = _entropy((p[at] + q[first:]).mul_(0.5))  # [B, R]
         counted = real_p[at] & real_q[first:]
         divergence = (mixed - (of_p[at] + of_q[first:]) / 2).clamp(min=0) * counted
-        found[:, at, first:] = torch.stack([divergence.sum(-1), counted.sum(-1)])
+        sums[:, at, first:] = torch.stack([divergence.sum(-1), counted.sum(-1)])
         if same:
-            found[:, at:, at] = found[:, at, at:]
-    return found
+            sums[:, at:, at] = sums[:, at, at:]
+    return sums
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -90,11 +90,11 @@ def linear_cka(a: HeadReader, b: HeadReader | None) -> Tensor:
     for i, j in product(range(len(own)), range(len(others))):
         mirrored = b is None and j < i
         squares[i, j] = squares[j, i].mT if mirrored else _alignments(own[i], others[j])
-    found = torch.cat([torch.cat([squares[i, j] for j in range(len(others))], 1) for i in range(len(own))])
+    alignments = torch.cat([torch.cat([squares[i, j] for j in range(len(others))], 1) for i in range(len(own))])
     left = torch.cat([one.norms(squares[i, i] if b is None else None) for i, one in enumerate(own)])
     right = left if b is None else torch.cat([each.norms() for each in others])
     norms = left[:, None] * right  # ‖Xᵀ X‖ ‖Yᵀ Y‖
-    return (found / norms.masked_fill(norms == 0, torch.inf)).clamp(max=1)
+    return (alignments / norms.masked_fill(norms == 0, torch.inf)).clamp(max=1)
 
 
 class _Centred:
@@ -119,9 +119,9 @@ class _Centred:
 
     def norms(self, squares: Tensor | None = None) -> Tensor:
         """‖Xᵀ X‖ of each; 0 where only rounding is left of it. ``squares``: the alignments with itself, if known."""
-        found = (_alignments(self, self) if squares is None else squares).diagonal().sqrt()
+        norms = (_alignments(self, self) if squares is None else squares).diagonal().sqrt()
         means = [part.square().sum() for part in self._mean.split_with_sizes(list(self.widths))]
-        return found.masked_fill(found <= _ROUNDING * self.rows * torch.stack(means), 0)
+        return norms.masked_fill(norms <= _ROUNDING * self.rows * torch.stack(means), 0)
 
     def read(self, rows: range) -> Tensor:
         """``[R, Σ D]``, centred."""
@@ -129,10 +129,10 @@ class _Centred:
 
     def _read(self, rows: range) -> Tensor:
         checkpoint()
-        found = torch.cat([self._compared.read(range(at, at + 1), rows)[0] for at in self._parts], -1)
-        if not found.isfinite().all():
+        features = torch.cat([self._compared.read(range(at, at + 1), rows)[0] for at in self._parts], -1)
+        if not features.isfinite().all():
             raise UnfitNumbers("expected finite features")
-        return found
+        return features
 
 
 def groups(widths: Sequence[int]) -> list[range]:

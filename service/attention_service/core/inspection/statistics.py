@@ -12,13 +12,20 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from attention_contract.spec import AttentionSpec
 
 Formula = Callable[["WeightTile"], Tensor]
 """A statistic of each query of a tile, ``[B, H, R]``."""
 HEAD_STATISTICS: Final[dict[str, Formula]] = {}
 """The statistics that every attention has, by name. A new one is one entry."""
 DEFAULT_STATISTICS: Final = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
-SIGNED_STATISTICS: Final = frozenset({"max_weight"})
+RECEIVED: Final = "received"
+"""The statistic with a number for each key."""
+PAIRS: Final = "pairs"
+"""The statistic of given pairs of a query and a key."""
+SIGNED_STATISTICS: Final = frozenset({"max_weight", RECEIVED, PAIRS})
 """The statistics of weights that are no distribution."""
 TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction", "retrieval"})
 """The statistics that compare tokens."""
@@ -30,6 +37,39 @@ CLASS_SHARES: Final = "classes"
 """The statistic with one value for each class of keys."""
 RETRIEVAL: Final = "retrieval"
 """The statistic of the keys that the queries of a text copy together: no mean over queries."""
+
+
+@dataclass(frozen=True)
+class GivenPairs:
+    """Pairs of a query and a key, P of the text with the most, of D different queries.
+
+    Those of a text with fewer are filled up with −1, and its different queries with −1.
+    """
+
+    queries: Tensor
+    """``[B, P]``"""
+    keys: Tensor
+    """``[B, P]``"""
+    different: Tensor
+    """``[B, D]``: the different queries."""
+    places: Tensor
+    """``[B, P]``: the place of each pair's query among them; 0 where there is no pair."""
+    same_tokens: bool
+    """True if query i and key i are the same token."""
+    candidates: Tensor | None = None
+    """Bool ``[B, K]``: the keys that may be the first of a query; None for all."""
+    swapped_candidates: Tensor | None = None
+    """Bool ``[B, K]``: the keys that may be the first of a swapped pair's query; None for all."""
+
+    def of_real_keys(self, real: Tensor | None) -> "GivenPairs":
+        """Return those whose candidates are real keys. ``real``: bool ``[B, K]``; None for all."""
+        if real is None:
+            return self
+        given, swapped = (
+            real if x is None else pad(x, (0, real.shape[1] - x.shape[1])) & real
+            for x in (self.candidates, self.swapped_candidates)
+        )
+        return replace(self, candidates=given, swapped_candidates=swapped)
 
 
 @dataclass(frozen=True)
@@ -48,8 +88,8 @@ class StatisticInputs:
     """``[B]``: the first key of each sequence that is no padding; None for key 0."""
     key_positions: Tensor | None = None
     """``[K]``: the position of each key, first of those with position j; NaN for a key of another text; None for j."""
-    learned_sinks: bool = False
-    """True for weights of a softmax with learned sinks."""
+    able: frozenset[str] = frozenset()
+    """The statistics of ``OF_SOME`` that the attention has."""
     chosen: Tensor | None = None
     """Bool ``[B, Q, K]``: the keys that a choice keeps; None without a choice."""
     needle: Tensor | None = None
@@ -58,6 +98,7 @@ class StatisticInputs:
     """``[B, Q]``: the token after each query."""
     absolute: bool = False
     """True for statistics of the shares |w| / Σ|w|."""
+    pairs: GivenPairs | None = None
 
     @cached_property
     def tokens_first(self) -> int | None:
@@ -88,6 +129,10 @@ class WeightTile:
     """Bool ``[B, R]``: the real queries; None for all."""
     sums: Tensor | None = None
     """``[B, H, K]``: the shares of the real queries of earlier tiles, added up; None if there are none."""
+    visible: Tensor | None = None
+    """Bool, broadcastable to ``[B, H, R, K]``: the keys that a query may see; None for all."""
+    first: int = 0
+    """The index of the tile's first query."""
 
     @cached_property
     def total(self) -> Tensor:
@@ -131,7 +176,7 @@ class WeightTile:
         if self.inputs.tokens is None or self.inputs.query_tokens is None:
             raise TypeError("the statistic needs tokens; binding refuses the request")
         equal = self.inputs.query_tokens[:, None, :, None] == self.inputs.tokens[:, None, None, :]
-        equal = torch.nn.functional.pad(equal, (0, self.weights.shape[-1] - equal.shape[-1]))
+        equal = pad(equal, (0, self.weights.shape[-1] - equal.shape[-1]))
         return equal.logical_and(self.signed < 0)
 
     @cached_property
@@ -142,25 +187,6 @@ class WeightTile:
         least = torch.finfo(self.weights.dtype).tiny  # 0 · ln 0 is 0
         logs = self.weights.clamp_min(least).log_()
         return self.total.log() - logs.mul_(self.weights).sum(-1) / self.total
-
-    def copies(self, counted: Tensor) -> Tensor:
-        """Count the queries that copy each key, int32 ``[B, H, K]``, among those ``counted``, bool ``[B, H, R]``.
-
-        A query copies its most attended key if that is one of the needle and has the token that comes after the query.
-        """
-        inputs, keys = self.inputs, self.weights.shape[-1]
-        if inputs.needle is None or inputs.tokens is None or inputs.next_tokens is None:
-            raise TypeError("the statistic needs a needle and tokens; binding refuses the request")
-        found = torch.zeros(*self.weights.shape[:2], keys, dtype=torch.int32, device=self.weights.device)
-        if not keys:
-            return found
-        most = self.weights.max(-1).indices  # [B, H, R]; argmax on meta tensors imports sympy
-        behind = (0, keys - inputs.needle.shape[1])
-        needle, tokens = (torch.nn.functional.pad(x, behind)[:, None] for x in (inputs.needle, inputs.tokens))
-        heads = most.shape[1]
-        copied = needle.expand(-1, heads, -1).gather(-1, most) & counted
-        copied &= tokens.expand(-1, heads, -1).gather(-1, most) == inputs.next_tokens[:, None]
-        return found.scatter_add_(-1, most, copied.int())
 
     def share_at(self, distance: int) -> Tensor:
         """The share of the key at this signed distance from the query; 0 where there is none."""
@@ -290,7 +316,7 @@ def duplicate_token(tile: WeightTile) -> Tensor:
 @_register
 def induction(tile: WeightTile) -> Tensor:
     """Σ p [token j − 1 = token of i, j − 1 < i + offset]. Source: Olsson et al. 2022."""
-    return tile.share_of(torch.nn.functional.pad(tile.earlier_tokens, (1, 0))[..., :-1])
+    return tile.share_of(pad(tile.earlier_tokens, (1, 0))[..., :-1])
 
 
 @_register
@@ -306,7 +332,7 @@ def alignment(tile: WeightTile) -> Tensor:
 def sink_mass(tile: WeightTile) -> Tensor:
     """1 − Σ w, NaN without learned sinks. Source: Agarwal et al. 2025, 2.2."""
     total = tile.weights.sum(-1)
-    return (1 - total).clamp_(min=0) if tile.inputs.learned_sinks else torch.full_like(total, torch.nan)
+    return (1 - total).clamp_(min=0) if "sink_mass" in tile.inputs.able else torch.full_like(total, torch.nan)
 
 
 def chosen_share(tile: WeightTile) -> Tensor:
@@ -316,10 +342,41 @@ def chosen_share(tile: WeightTile) -> Tensor:
     return tile.share_of(tile.inputs.chosen[:, None, :, : tile.weights.shape[-1]])
 
 
+@dataclass(frozen=True)
+class RareStatistic:
+    """A statistic that some attentions, or some requests, lack."""
+
+    needs: str
+    """The need, as an error names it."""
+    formula: Formula | None = None
+    """None for one that is no mean over queries."""
+    of_spec: Callable[[AttentionSpec], bool] | None = None
+    """True for the spec of an attention that has it; None if it takes more than a spec, or a request."""
+    spoiled_by: Mapping[str, str] = field(default_factory=dict)
+    """The taps whose edits make it another number, with the reason."""
+
+
+OF_SOME: Final[Mapping[str, RareStatistic]] = {
+    "sink_mass": RareStatistic(
+        "a softmax with learned sinks",
+        sink_mass,
+        lambda spec: getattr(spec.normalizer, "sinks", False),
+        {"weights": "is 1 − Σ w, which an edit of weights changes without a change of the sink"},
+    ),
+    "chosen_share": RareStatistic("a layer of a whole model whose indexer chooses keys", chosen_share),
+    RETRIEVAL: RareStatistic("a needle in a text and the whole answer to it, which a request for weights takes"),
+    PAIRS: RareStatistic("pairs of queries and keys of a whole text, which a request for weights takes"),
+}
+"""The statistics that some attentions lack, by name. NaN stands for one that is not there. A new one is one entry."""
 EVERY_STATISTIC: Final[Mapping[str, Formula]] = HEAD_STATISTICS | {
-    "sink_mass": sink_mass, "chosen_share": chosen_share,
-}  # fmt: skip
-"""Every statistic: those of all attentions, and those of a learned sink or a choice of keys."""
+    name: each.formula for name, each in OF_SOME.items() if each.formula is not None
+}
+"""Every statistic that is a mean over queries."""
+
+
+def statistics_of(spec: AttentionSpec) -> frozenset[str]:
+    """The statistics of ``OF_SOME`` that an attention of this spec has."""
+    return frozenset(name for name, each in OF_SOME.items() if each.of_spec is not None and each.of_spec(spec))
 
 
 def absolute_shares(weights: Tensor) -> Tensor:
@@ -332,5 +389,5 @@ def absolute_shares(weights: Tensor) -> Tensor:
 def class_share(tile: WeightTile, name: str) -> Tensor:
     """Σ p [key j is of the class]. Source: Clark et al. 2019, attention to separators."""
     chosen = tile.inputs.classes[name]
-    padded = torch.nn.functional.pad(chosen, (0, tile.weights.shape[-1] - chosen.shape[-1]))
+    padded = pad(chosen, (0, tile.weights.shape[-1] - chosen.shape[-1]))
     return tile.share_of(padded[:, None, None])

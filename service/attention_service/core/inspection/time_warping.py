@@ -54,8 +54,8 @@ def warping_path(costs: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray
         path.append((at[0] - 1, at[1] - 1))
         down, across = _MOVES[steps[at]]
         at = at[0] - down, at[1] - across
-    found = np.array([each for each in reversed(path) if min(each) >= 0], np.int64)
-    return found[:, 0], found[:, 1]
+    places = np.array([each for each in reversed(path) if min(each) >= 0], np.int64)
+    return places[:, 0], places[:, 1]
 
 
 _BOTH, _UP, _LEFT = 0, 1, 2

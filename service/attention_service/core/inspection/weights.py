@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d, pad
+from torch.nn.functional import max_pool1d
 
 from attention_service.core.blocks import placed_tiles, some_of
 from attention_service.core.edits import BoundEdit
@@ -19,15 +19,17 @@ from attention_service.core.inspection.statistics import (
     DEFAULT_STATISTICS,
     EVERY_STATISTIC,
     PAIR_STATISTICS,
-    RETRIEVAL,
+    RECEIVED,
     Formula,
     StatisticInputs,
     WeightTile,
     absolute_shares,
     class_share,
 )
+from attention_service.core.inspection.summed_statistics import SUMMED_STATISTICS, SummedStatistic, WeightSizes
 from attention_service.core.masks.rules import causal_offset
-from attention_service.core.masks.visibility import real_keys
+from attention_service.core.masks.visibility import real_keys, visibility
+from attention_service.core.methods import approximation_of
 from attention_service.core.normalizers import has_log_weights
 from attention_service.core.problem import Problem, Selection, Span
 from attention_service.core.slices import on_gpu
@@ -96,15 +98,15 @@ class TiledWeights:
         # Edits may give weight to keys that the masks forbid.
         seen = tile if self._edits else _before_reach(self._problem, tile)
         parts = dict(stages(self._problem, self._taps, self._edits, seen))
-        found, logs = parts["weights"], parts.get(LOG_WEIGHTS)
+        weights, logs = parts["weights"], parts.get(LOG_WEIGHTS)
         if self.context is not None:
             self._part(self.context, tile).copy_(parts["context"])
         if logs is not None:
             hidden = logs[..., _open_keys(self._problem, seen) :]
             hidden.clamp_min_(torch.finfo(logs.dtype).min)  # 0 · −∞ is no number
         if self._keep:
-            self._put(tile, found)
-        return ComputedTile(found, logs)
+            self._put(tile, weights)
+        return ComputedTile(weights, logs)
 
     def _put(self, tile: Selection, weights: Tensor) -> None:
         if tile == _EVERYTHING:
@@ -156,20 +158,20 @@ def top(problem: Problem, selection: Selection, count: int, weights: Weights | N
     heads = every if selection.heads is None else len(selection.heads)
     queries = rows if selection.queries is None else len(selection.queries)
     # One result for all tiles: a small tensor kept of each would keep an allocator from reusing their memory.
-    found = problem.q.new_empty(batch, heads, queries, count)
-    keys = torch.empty_like(found, dtype=torch.int64)
+    largest = problem.q.new_empty(batch, heads, queries, count)
+    keys = torch.empty_like(largest, dtype=torch.int64)
     for tile, of_heads, of_queries in some_of(problem.q, placed_tiles(problem, selection)):
-        found[:, of_heads, of_queries], keys[:, of_heads, of_queries] = top_of(problem, tile, count, weights)
-    return found, keys.masked_fill_(found == 0, -1)
+        largest[:, of_heads, of_queries], keys[:, of_heads, of_queries] = top_of(problem, tile, count, weights)
+    return largest, keys.masked_fill_(largest == 0, -1)
 
 
 def top_of(problem: Problem, block: Selection, count: int, weights: Weights | None = None) -> Top:
     """Find the most attended keys of one block, of implicit weights by magnitude; keys without weight too."""
-    found = (weights or partial(weights_of, problem))(block)
+    block_weights = (weights or partial(weights_of, problem))(block)
     if problem.implicit:
-        keys = found.abs().topk(count, dim=-1).indices
-        return found.gather(-1, keys), keys
-    largest = found.topk(count, dim=-1)
+        keys = block_weights.abs().topk(count, dim=-1).indices
+        return block_weights.gather(-1, keys), keys
+    largest = block_weights.topk(count, dim=-1)
     return largest.values, largest.indices
 
 
@@ -192,17 +194,17 @@ def real_queries(problem: Problem) -> Tensor:
     return real[:, problem.past : problem.keys]
 
 
-class Totals:
+class QueryTotals:
     """Sums over the real queries seen so far, ``[B, H]`` in float64."""
 
     def __init__(
-        self, shape: tuple[int, int, int], device: torch.device, names: Sequence[str] = DEFAULT_STATISTICS,
-        inputs: StatisticInputs = _NO_INPUTS, *, implicit: bool = False,
+        self, sizes: WeightSizes, names: Sequence[str] = DEFAULT_STATISTICS, inputs: StatisticInputs = _NO_INPUTS,
+        *, signed: bool = False,
     ) -> None:  # fmt: skip
-        """``implicit``: the weights may be negative."""
-        batch, heads, queries = shape
-        self._inputs, self._implicit = inputs, implicit
-        single = [name for name in names if name not in {CLASS_SHARES, RETRIEVAL}]
+        """``signed``: the weights may be negative."""
+        self._sizes, self._inputs, self._signed = sizes, inputs, signed
+        batch, heads, queries, keys, device = sizes
+        single = [name for name in names if name != CLASS_SHARES and name not in SUMMED_STATISTICS]
         self._formulas: dict[str, Formula] = {name: EVERY_STATISTIC[name] for name in single}
         if CLASS_SHARES in names:
             self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
@@ -212,42 +214,38 @@ class Totals:
         self._shares: Tensor | None = None
         """``[B, H, K]``: Σ p over the queries seen so far, if a statistic compares queries."""
         if PAIR_STATISTICS.intersection(names):
-            self._shares = self._sums.new_zeros(batch, heads, 0)
-        self._copies: Tensor | None = None
-        if RETRIEVAL in names and inputs.needle is not None:
-            self._copies = torch.zeros(batch, heads, inputs.needle.shape[1], dtype=torch.int32, device=device)
+            self._shares = self._sums.new_zeros(batch, heads, keys)
+        self._summed: dict[str, SummedStatistic] = {}
+        for name in SUMMED_STATISTICS.keys() & names:
+            self._summed[name] = SUMMED_STATISTICS[name](sizes, inputs)
 
     def add(
         self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING,
-        logs: Tensor | None = None,
+        logs: Tensor | None = None, visible: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Add weights ``[B, H, R, K]`` of a block at positions ``[B, R]`` where ``real`` ``[B, R]`` is true.
 
-        logs: those of ``ComputedTile``.
+        logs: those of ``ComputedTile``. visible: bool, broadcastable to the weights of all keys: the keys that a query
+        may see; None for all.
         """
         heads, rows = _index(block.heads), _index(block.queries)
         if self._inputs.absolute:
             weights, logs = absolute_shares(weights), None
-        signed = self._implicit and not self._inputs.absolute
-        earlier = self._earlier(heads, weights)
-        tile = WeightTile(weights, positions, self._inputs.queries(rows), logs, signed, real, earlier)
+        signed = self._signed and not self._inputs.absolute
+        earlier = None if self._shares is None else self._shares[:, heads, : weights.shape[-1]].to(weights.dtype)
+        tile = WeightTile(
+            weights, positions, self._inputs.queries(rows), logs, signed, real, earlier, visible, rows.start or 0
+        )
         looking = real[:, None] & tile.looking  # [B, H, R]: a query that may look nowhere has no weights
         if self._formulas:
             of_rows = torch.stack([formula(tile) for formula in self._formulas.values()])
             self._sums[:, :, heads] += torch.where(looking, of_rows, 0).sum(-1, dtype=torch.float64)
-        if self._copies is not None:
-            self._copies[:, heads] += tile.copies(looking)[..., : self._copies.shape[-1]]
+        for summed in self._summed.values():
+            summed.add(tile, heads, looking)
         self._looking[:, heads] += looking.sum(-1)
         self._counted[:, rows] |= looking.any(1)
         if self._shares is not None:
             self._shares[:, heads, : weights.shape[-1]] += tile.shares.sum(2)
-
-    def _earlier(self, heads: slice | list[int], weights: Tensor) -> Tensor | None:
-        """Σ p of the earlier queries of these heads, in the form ``[B, H, K]`` of ``weights``, if it is needed."""
-        if self._shares is None:
-            return None
-        self._shares = pad(self._shares, (0, max(weights.shape[-1] - self._shares.shape[-1], 0)))
-        return self._shares[:, heads, : weights.shape[-1]].to(weights.dtype)
 
     @property
     def queries(self) -> Tensor:
@@ -256,46 +254,61 @@ class Totals:
 
     def means(self) -> dict[str, Any]:
         """Return the mean of each statistic over the real queries, or over their pairs; NaN if there are none."""
-        found: dict[str, Any] = {}
+        mean_by_name: dict[str, Any] = {}
         pairs = self._looking * (self._looking - 1) / 2
         for name, total in zip(self._formulas, self._sums, strict=True):
             kind, _, of = name.partition(".")
             mean = total / (pairs if name in PAIR_STATISTICS else self._looking)
             if of or kind == CLASS_SHARES:
-                found.setdefault(kind, {})[of] = mean
+                mean_by_name.setdefault(kind, {})[of] = mean
             else:
-                found[name] = mean
-        if self._copies is not None and self._inputs.needle is not None:
-            share = (self._copies > 0).sum(-1).double() / self._inputs.needle.sum(-1)[:, None]
-            found[RETRIEVAL] = torch.where(self._looking > 0, share, torch.nan)
-        return found
+                mean_by_name[name] = mean
+        for name, summed in self._summed.items():
+            mean_by_name[name] = summed.value(self._looking)
+        return mean_by_name
 
 
-def _index(chosen: Sequence[int] | None) -> slice | list[int]:
-    """Return the index of these entries: a slice of all, and of a range."""
-    if chosen is None:
-        return slice(None)
-    if isinstance(chosen, range) and chosen.step == 1:
-        return slice(chosen.start, chosen.stop)
-    return list(chosen)
+def _index(chosen: Sequence[int] | None) -> slice:
+    """Return the index of consecutive entries; None for all."""
+    return slice(None) if chosen is None else slice(chosen[0], chosen[-1] + 1)
 
 
 def totals(
     problem: Problem, real: Tensor, looked_at: Sequence[Selection], compute: Callable[[Selection], ComputedTile],
-    names: Sequence[str] = DEFAULT_STATISTICS, inputs: StatisticInputs = _NO_INPUTS,
-) -> Totals:  # fmt: skip
-    """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
+    names: Sequence[str] = DEFAULT_STATISTICS, inputs: StatisticInputs = _NO_INPUTS, *, corrected: bool = False,
+) -> QueryTotals:  # fmt: skip
+    """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``.
+
+    The heads and the queries of a block are consecutive. ``corrected``: the problem is that of ``with_correction``.
+    """
     batch, heads, queries, _ = problem.q.shape
     positions = positions_of(problem)
-    found = Totals((batch, heads, queries), problem.q.device, names, inputs, implicit=problem.implicit)
+    if inputs.pairs is not None:
+        inputs = replace(inputs, pairs=inputs.pairs.of_real_keys(real_keys(problem)))
+    sizes = WeightSizes(batch, heads, queries, problem.k.shape[2], problem.q.device)
+    sums = QueryTotals(sizes, names, inputs, signed=problem.implicit or corrected)
     for block in some_of(problem.q, looked_at):
         rows = _index(block.queries)
         values, logs = compute(block)
         if names and values.dtype.itemsize == 2:
             values = values.float()
-        found.add(values, real[:, rows], positions[:, rows], block, logs)
-        del values, logs  # the next block takes their memory
-    return found
+        seen = None
+        if RECEIVED in names:
+            known = corrected or problem.given is None or approximation_of(problem.spec) is not None
+            seen = _visible(problem, block) if known else values != 0  # of weights that come without their masks
+        sums.add(values, real[:, rows], positions[:, rows], block, logs, seen)
+        del values, logs, seen  # the next block takes their memory
+    return sums
+
+
+def _visible(problem: Problem, block: Selection) -> Tensor | None:
+    """Mark the keys that the queries of a block may see, bool, broadcastable to ``[B, H, R, K]``; None for all."""
+    masks = visibility(problem, block)
+    allowed = masks.allowed
+    if masks.bias is not None:
+        unforbidden = masks.bias != -torch.inf
+        allowed = unforbidden if allowed is None else allowed & unforbidden
+    return None if allowed is None else allowed.expand(*allowed.shape[:3], problem.k.shape[2])
 
 
 def pooled_weights(problem: Problem, selection: Selection, size: int, weights: Weights) -> Tensor:
@@ -305,9 +318,9 @@ def pooled_weights(problem: Problem, selection: Selection, size: int, weights: W
     queries = rows if selection.queries is None else len(selection.queries)
     shape = batch, heads, -(-queries // size), -(-problem.k.shape[2] // size)
     dtype = torch.promote_types(problem.q.dtype, torch.float32)
-    found = problem.q.new_full(shape, -torch.inf, dtype=dtype)
-    if not found.numel():
-        return found  # nothing to pool, which max_pool1d refuses
+    pooled = problem.q.new_full(shape, -torch.inf, dtype=dtype)
+    if not pooled.numel():
+        return pooled  # nothing to pool, which max_pool1d refuses
     for tile, of_heads, of_queries in some_of(problem.q, placed_tiles(problem, selection)):
         values = weights(tile).to(dtype)  # [B, h, r, K]
         across = max_pool1d(values.flatten(0, 1), size, ceil_mode=True)
@@ -316,9 +329,9 @@ def pooled_weights(problem: Problem, selection: Selection, size: int, weights: W
             rows_of = slice(
                 max(square * size - of_queries.start, 0), min((square + 1) * size, of_queries.stop) - of_queries.start
             )
-            place = found[:, of_heads, square]
+            place = pooled[:, of_heads, square]
             place.copy_(torch.maximum(place, across[:, :, rows_of].amax(2)))
-    return found
+    return pooled
 
 
 def pooled_magnitudes(problem: Problem, selection: Selection, size: int, signed: Weights) -> Tensor:

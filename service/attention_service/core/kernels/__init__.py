@@ -1,13 +1,16 @@
-"""Kernels: interchangeable ways to the same context."""
+"""Kernels: interchangeable ways to the same context.
+
+It imports the core's stages, masks and normalizers. Read ``base.py`` first.
+"""
 
 import torch
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kernels import blocked, fused, materialized  # noqa: F401  # they register themselves
-from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
+from attention_service.core.kernels.base import KERNELS, Kernel, KernelWork, Needs
 from attention_service.core.kernels.materialized import MATERIALIZED
 
-__all__ = ["KERNELS", "MATERIALIZED", "Executed", "Kernel", "Needs", "is_compiled", "unsuitable"]
+__all__ = ["KERNELS", "MATERIALIZED", "Kernel", "KernelWork", "Needs", "is_compiled", "unsuitable"]
 
 
 def unsuitable(kernel: str, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> str | None:

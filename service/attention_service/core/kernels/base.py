@@ -35,7 +35,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Executed:
+class KernelWork:
     """The part of an attention that a kernel computes."""
 
     pairs: int
@@ -75,9 +75,9 @@ class Kernel(ABC):
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
         """Yield each reason why it cannot do what is asked, with q, k and v of this dtype."""
 
-    def executed(self, sizes: Extent) -> Executed:
+    def executed(self, sizes: Extent) -> KernelWork:
         """Count the pairs that it computes, and the parts that it starts; by default every pair."""
-        return Executed(sizes.batch * sizes.queries * sizes.keys)
+        return KernelWork(sizes.batch * sizes.queries * sizes.keys)
 
     def rehearsal(self, sizes: Extent) -> "Kernel":
         """Return a kernel that makes, keeps and frees on meta tensors what this one does on real ones.

@@ -16,7 +16,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import some_of
 from attention_service.core.dropout import dropped
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
+from attention_service.core.kernels.base import KERNELS, Kernel, KernelWork, Needs
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.fused import cpu_blocks
 from attention_service.core.kernels.query_blocks import (
@@ -90,7 +90,7 @@ class Blocked(Kernel):
         if needs.double_backward:
             yield "gradients of the blocked kernel cannot be differentiated again"
 
-    def executed(self, sizes: Extent) -> Executed:
+    def executed(self, sizes: Extent) -> KernelWork:
         """Count the pairs that the masks leave, in whole cells, and the parts that are started from Python."""
         fused, pairs, parts = cpu_blocks.takes_sizes(sizes), Fraction(0), Fraction(0)
         chosen = cpu_blocks.CUT if fused else CUT
@@ -100,7 +100,7 @@ class Blocked(Kernel):
             pairs += times * len(queries) * width
             cut = 1 if fused else len(_cut(at_once, sizes.heads, sizes.kv_heads, len(queries), width))
             parts += times * cut / at_once
-        return Executed(round(pairs), ceil(parts))
+        return KernelWork(round(pairs), ceil(parts))
 
     def rehearsal(self, sizes: Extent) -> Kernel:
         """Return a kernel that computes a few blocks for all."""
@@ -188,8 +188,8 @@ def _differentiate(block: QueryBlock, upstream: Tensor, totals: dict[str, Tensor
         return
     of_weights = _dropped(product(upstream, leaves.v.mT), problem, keep)
     at = {name: x for name, x in {**vars(leaves), **problem.learned}.items() if name in totals and name != "v"}
-    found = pullback_where_used([weights], [*at.values()], [of_weights.to(weights.dtype)])
-    for name, gradient in zip(at, found, strict=True):
+    gradients = pullback_where_used([weights], [*at.values()], [of_weights.to(weights.dtype)])
+    for name, gradient in zip(at, gradients, strict=True):
         if gradient is not None:
             _add(totals[name], name, gradient, block)
 

@@ -9,7 +9,7 @@ import numpy as np
 from attention_contract.spec import AttentionSpec, Mask
 from attention_contract.tensors import Array
 from attention_service.core.masks.rules import MAX_POSITION, causal_offset
-from attention_service.core.problem import Dropout, Widths, added_keys
+from attention_service.core.problem import WeightDropout, Widths, added_keys
 from attention_service.core.tensors import TORCH_DTYPES
 
 CELL = 64
@@ -39,7 +39,7 @@ class Extent(ABC):
     """Dtype of the computation."""
     arrays: dict[str, Array] = field(repr=False)
     """Tensors of the request by field, each with its batch dimension (and its head dimension if it has one)."""
-    dropout: Dropout | None = None
+    dropout: WeightDropout | None = None
     sequence_masks: tuple[Sequence[Mask], ...] | None = None
     """The spec's masks with the request's global tokens: per sequence, or once if all are the same."""
     own_key_dim: int | None = None

@@ -24,8 +24,8 @@ from attention_service.core.masks.visibility import real_keys
 from attention_service.core.problem import Problem, Selection, Span
 
 _CELLS_AT_ONCE, _MOST_CELLS, _MOST_IN_A_ROW = 2**18, 2**22, 2**14
-"""Cells that are classified together; beyond so many, and so many of a block, a sample is."""
-_SAMPLE, _FEW = 64, 6
+"""Cells that are classified together; above so many in all and in a block, a sample is classified."""
+_SAMPLED_BLOCKS, _REHEARSED_BLOCKS = 64, 6
 """Blocks of a sample, and blocks that stand for all where the pass is rehearsed."""
 _NONE, _EVERY = 0, 2  # 1 for some
 
@@ -50,7 +50,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PositionLayout:
     """Queries at positions first, first + 1, … against keys 0, 1, …, and what the masks of positions say of them."""
 
     pattern: Pattern | None
@@ -154,7 +154,7 @@ def query_blocks(problem: Problem, cut: Cut, sizes: Extent | None = None) -> Ite
         part = sequences_of(problem, sequences)
         masks = problem.spec.masks if part.sequence_masks is None else part.sequence_masks[0]
         pattern = pattern_of(masks, queries, problem.keys, problem.past) if masks else None
-        for each in Layout(pattern, places[start], queries, problem.keys, real_in_any(part)).blocks(cut):
+        for each in PositionLayout(pattern, places[start], queries, problem.keys, real_in_any(part)).blocks(cut):
             checkpoint()
             yield QueryBlock(sequences, part, places[start], range(heads), *each)
 
@@ -214,16 +214,18 @@ def rehearsed_blocks(sizes: Extent, cut: Cut) -> list[tuple[int, range, tuple[Sp
     if sizes.batched_offsets and masks and sizes.batch:
         offsets = sorted(sizes.offsets or range(sizes.past, sizes.past + sizes.batch))
         places = sorted({max(-MAX_POSITION, min(offsets[index], MAX_POSITION)) for index in (0, len(offsets) // 2, -1)})
-    found = []
+    rehearsed = []
     for place in places if sizes.batch and sizes.queries else []:
         with _disable_current_modes():  # keys are found by real numbers
-            few = _few(Layout(pattern, place, sizes.queries, sizes.unpadded_keys), cut)
-        found += [(place, queries, keys, times * Fraction(sizes.batch, len(places))) for queries, keys, times in few]
-    return found
+            few = _few(PositionLayout(pattern, place, sizes.queries, sizes.unpadded_keys), cut)
+        rehearsed += [
+            (place, queries, keys, times * Fraction(sizes.batch, len(places))) for queries, keys, times in few
+        ]
+    return rehearsed
 
 
 @lru_cache(maxsize=64)
-def _few(layout: Layout, cut: Cut) -> list[tuple[range, tuple[Span, ...], Fraction]]:
+def _few(layout: PositionLayout, cut: Cut) -> list[tuple[range, tuple[Span, ...], Fraction]]:
     """Return the largest block of each of a few kinds, which differ in size and in gaps between the keys."""
     if layout.pattern is None:
         rows = min(cut.rows, layout.queries)
@@ -231,7 +233,7 @@ def _few(layout: Layout, cut: Cut) -> list[tuple[range, tuple[Span, ...], Fracti
     starts = range(0, layout.queries, cut.rows)
     cells = -(-layout.keys // cut.cell)
     if len(starts) * cells > _MOST_CELLS:
-        chosen = sorted({index * (len(starts) - 1) // (_SAMPLE - 1) for index in range(_SAMPLE)})
+        chosen = sorted({index * (len(starts) - 1) // (_SAMPLED_BLOCKS - 1) for index in range(_SAMPLED_BLOCKS)})
         cut = replace(cut, cell=max(cut.cell, -(-layout.keys // _MOST_IN_A_ROW)))
     else:
         chosen = [*range(len(starts))]
@@ -240,14 +242,14 @@ def _few(layout: Layout, cut: Cut) -> list[tuple[range, tuple[Span, ...], Fracti
     kinds = layout.kinds(cut, [starts[index] for index in chosen]) != _NONE
     widths = cut.cell * kinds.sum(1) - (-layout.keys % cut.cell) * kinds[:, -1:].sum(1)
     gaps = (kinds[:, 1:] & ~kinds[:, :-1]).sum(1) + kinds[:, :1].sum(1) > 1
-    pairs, found = rows * widths, []
+    pairs, largest_blocks = rows * widths, []
     for alike in (np.flatnonzero(gaps), np.flatnonzero(~gaps)):
-        for part in np.array_split(alike[np.argsort(pairs[alike], kind="stable")], _FEW):
+        for part in np.array_split(alike[np.argsort(pairs[alike], kind="stable")], _REHEARSED_BLOCKS):
             if len(part):
                 largest = int(part[-1])
                 all_pairs = int(pairs[part].sum())
                 times = Fraction(all_pairs, int(pairs[largest])) if all_pairs else Fraction(len(part))
                 start = starts[chosen[largest]]
                 spans = layout.spans(layout.kinds(cut, [start])[0], cut.cell)
-                found.append((range(start, start + int(rows[largest])), spans, times * each))
-    return found
+                largest_blocks.append((range(start, start + int(rows[largest])), spans, times * each))
+    return largest_blocks

@@ -1,1 +1,4 @@
-"""Attention of new tokens over the keys and values of earlier ones."""
+"""Attention of new tokens over the keys and values of earlier ones.
+
+It imports ``kernels`` and what is below it. Read ``past.py`` first.
+"""

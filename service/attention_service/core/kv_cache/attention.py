@@ -15,13 +15,13 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec, Dot, Exact, ScaledDot, Softmax
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.kv_cache.cuda_pages import Table, attend_by_pages, tables_of
-from attention_service.core.kv_cache.runs import Run, Slots, after, cut, first_of, merged
+from attention_service.core.kv_cache.runs import SlotRun, Slots, after, cut, first_of, merged
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.masks.bands import Band
 from attention_service.core.masks.rules import pattern_of
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
-from attention_service.core.positions.base import Heads, Position
+from attention_service.core.positions.base import HeadSubset, Position
 from attention_service.core.scores import SCORES, Product
 from attention_service.core.tensors import to_device
 
@@ -32,7 +32,7 @@ MOST_SHARED_SCORES = 2**24
 MOST_WIDENED = 2**20
 """Numbers of keys, or of values, in a half type that are widened at a time: 4 MiB, which stay in the caches."""
 
-Runs = Sequence[Run[Slots]]
+Runs = Sequence[SlotRun[Slots]]
 """The runs that hold the keys and values of one sequence: all K places in order, those of its new tokens last."""
 
 
@@ -91,19 +91,19 @@ def _by_products(q: Tensor, pasts: Sequence[Runs], rules: "_Rules") -> Tensor:
     """Return the contexts by products of matrices."""
     kv_heads, wide = pasts[0][0].slab.keys.shape[0], torch.promote_types(q.dtype, torch.float32)
     scaled = (q.to(wide) * rules.scale).reshape(len(pasts), kv_heads, -1, *q.shape[2:]).unbind()
-    found: dict[int, Tensor] = {}
+    context_by_sequence: dict[int, Tensor] = {}
     for members in _by_memory(pasts):
         if len(members) == 1:
-            found[members[0]] = _alone(scaled[members[0]], pasts[members[0]], rules)
+            context_by_sequence[members[0]] = _alone(scaled[members[0]], pasts[members[0]], rules)
             continue
         scores = q.shape[1] * q.shape[2] * sum([run.tokens for i in members for run in pasts[i]])
         if rules.band.low is not None or scores > MOST_SHARED_SCORES:
             for i in members:
-                found[i] = _alone(scaled[i], pasts[i], rules)
+                context_by_sequence[i] = _alone(scaled[i], pasts[i], rules)
         else:
             contexts = _together([scaled[i] for i in members], [pasts[i] for i in members], rules)
-            found.update(zip(members, contexts, strict=True))
-    context = torch.stack([*map(found.__getitem__, range(len(pasts)))]).view(*q.shape[:3], -1)
+            context_by_sequence.update(zip(members, contexts, strict=True))
+    context = torch.stack([*map(context_by_sequence.__getitem__, range(len(pasts)))]).view(*q.shape[:3], -1)
     return context.to(q.dtype)
 
 
@@ -162,7 +162,7 @@ class _Rules:
     def _add_bias(self, scores: Tensor, places: range, first: int) -> None:
         queries = torch.arange(places.start, places.stop, device=scores.device)[None]
         keys = torch.arange(first, first + scores.shape[3], device=scores.device)[None]
-        heads = Heads(scores.shape[0] * scores.shape[1])
+        heads = HeadSubset(scores.shape[0] * scores.shape[1])
         bias = self.position.bias(queries, keys, heads, self.learned, scores.dtype)
         if bias is not None:
             scores += bias[0].view_as(scores)
@@ -207,7 +207,7 @@ def _alone(q: Tensor, runs: Runs, rules: _Rules) -> Tensor:
     length = sum([run.tokens for run in runs])
     most = max(MOST_SCORES // (kv_heads * group * length), 1)
     longest = _longest(q, runs[0])
-    found = []
+    contexts = []
     for start in range(0, count, most):
         checkpoint()
         rows = q[:, :, start : start + most].reshape(kv_heads, -1, width)
@@ -221,14 +221,14 @@ def _alone(q: Tensor, runs: Runs, rules: _Rules) -> Tensor:
         context = torch.bmm(shares[0], seen[0].values.to(q.dtype))
         for share, run in zip(shares[1:], seen[1:], strict=True):
             context.baddbmm_(share, run.values.to(q.dtype))
-        found.append(context)
-    if len(found) == 1:
-        return found[0]
-    by_head = [context.view(kv_heads, group, -1, context.shape[2]) for context in found]
+        contexts.append(context)
+    if len(contexts) == 1:
+        return contexts[0]
+    by_head = [context.view(kv_heads, group, -1, context.shape[2]) for context in contexts]
     return torch.cat(by_head, 2).flatten(1, 2)
 
 
-def _longest(q: Tensor, run: Run[Slots]) -> int:
+def _longest(q: Tensor, run: SlotRun[Slots]) -> int:
     """Return the number of keys that are read at a time: all, unless they are widened to the dtype of the queries."""
     kv_heads, slots, width = run.slab.keys.shape
     return slots if run.slab.keys.dtype == q.dtype else max(MOST_WIDENED // (kv_heads * width), PAGE_TOKENS)
@@ -258,24 +258,24 @@ def _together(q: Sequence[Tensor], pasts: Sequence[Runs], rules: _Rules) -> list
     return [contexts[i] for i in range(len(pasts))]
 
 
-def _segments(pasts: Sequence[Runs], longest: int) -> list[tuple[Run[Slots], list[int]]]:
+def _segments(pasts: Sequence[Runs], longest: int) -> list[tuple[SlotRun[Slots], list[int]]]:
     """Return the runs of all sequences in their order, each once, with the sequences that have it.
 
     A run is shared if all runs before it are, and has at most ``longest`` tokens.
     """
-    tree: dict[tuple[int, int, int, int], tuple[Run[Slots], list[int]]] = {}
+    tree: dict[tuple[int, int, int, int], tuple[SlotRun[Slots], list[int]]] = {}
     for index, runs in enumerate(pasts):
         parent = 0
         for run in cut(runs, PAGE_TOKENS):
             node = tree.setdefault((parent, id(run.slab), run.start, run.tokens), (run, []))
             node[1].append(index)
             parent = id(node)
-    found: list[tuple[Run[Slots], list[int]]] = []
+    segments: list[tuple[SlotRun[Slots], list[int]]] = []
     for run, members in tree.values():
-        last, others = found[-1] if found else (run, [])
+        last, others = segments[-1] if segments else (run, [])
         both = merged([last, run])
         if others == members and len(both) == 1 and both[0].tokens <= longest:
-            found[-1] = both[0], members
+            segments[-1] = both[0], members
         else:
-            found.append((run, members))
-    return found
+            segments.append((run, members))
+    return segments

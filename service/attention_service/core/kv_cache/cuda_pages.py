@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.kernels.fused.cuda_attention import flash_width
-from attention_service.core.kv_cache.runs import Run, Slots
+from attention_service.core.kv_cache.runs import SlotRun, Slots
 from attention_service.core.kv_cache.slab import GPU_PAGE_TOKENS as PAGE
 from attention_service.core.tensors import to_device
 
@@ -37,7 +37,7 @@ class Table:
     tokens: int
 
 
-def tables_of(q: Tensor, pasts: Sequence[Sequence[Run[Slots]]]) -> list[Table | None]:
+def tables_of(q: Tensor, pasts: Sequence[Sequence[SlotRun[Slots]]]) -> list[Table | None]:
     """Return the block table of each sequence of queries ``[..., D]``; None for one that the kernel does not take."""
     taken: dict[Slots, bool] = {}
     tables: list[Table | None] = []
@@ -54,7 +54,7 @@ def _takes(slab: Slots, width: int) -> bool:
     return slab.paged and slab.keys.dtype in _HALF and len(widths) == 1 and not width % 8 and width <= _WIDEST
 
 
-def _table_of(slab: Slots, runs: Sequence[Run[Slots]]) -> Table | None:
+def _table_of(slab: Slots, runs: Sequence[SlotRun[Slots]]) -> Table | None:
     pages, tokens, last = list[int](), 0, len(runs) - 1
     for index, run in enumerate(runs):
         first, rest = divmod(run.start, PAGE)
@@ -84,11 +84,11 @@ def attend_by_pages(q: Tensor, tables: Sequence[Table], scale: float, left: int 
     if len(calls) == 1:
         return calls[0].run(rows, parts, scale, left).transpose(1, 2)
     sorted_rows = rows.index_select(0, parts[-2]).split_with_sizes([call.sequences for call in calls])
-    found = [
+    contexts = [
         call.run(own, parts[4 * index : 4 * index + 4], scale, left)
         for index, (call, own) in enumerate(zip(calls, sorted_rows, strict=True))
     ]
-    return torch.cat(found).index_select(0, parts[-1]).transpose(1, 2)
+    return torch.cat(contexts).index_select(0, parts[-1]).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class _Call:
             scale=scale, window_size_left=-1 if whole else left, window_size_right=right,
             seqused_k=lengths, block_table=block_table.view(self.sequences, -1), num_splits=splits,
         )  # fmt: skip
-        found: Tensor = context.view(rows.shape)
-        return found
+        contexts: Tensor = context.view(rows.shape)
+        return contexts
 
 
 def workspace_bytes(sequences: int, heads: int, queries: int, width: int) -> int:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.kv_cache.attention import attend_in_place
-from attention_service.core.kv_cache.runs import Run
+from attention_service.core.kv_cache.runs import SlotRun
 from attention_service.core.kv_cache.slab import PageKind, Slab
 
 _HEADS, _KV_HEADS, _WIDTH = 4, 2, 64
@@ -45,13 +45,13 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
         x.copy_(random(*x.shape))
     size, plain = kind.page_tokens, Slab(kind, slab.keys, slab.values, slab.users, slab.grain)
     places = [[(2 * size, size), (0, 44)], [(3 * size, 5)]]
-    found = []
+    errors = []
     for spec in _SPECS:
         for queries, sequences in ((1, 1), (1, 2), (3, 2)):
             q = random(sequences, _HEADS, queries, _WIDTH)
             by_pages, by_products = (
-                attend_in_place(q, [[Run(each, *run) for run in runs] for runs in places[:sequences]], spec, {})
+                attend_in_place(q, [[SlotRun(each, *run) for run in runs] for runs in places[:sequences]], spec, {})
                 for each in (slab, plain)
             )
-            found.append((by_pages.float() - by_products.float()).abs().max())
-    return float(torch.stack(found).max())
+            errors.append((by_pages.float() - by_products.float()).abs().max())
+    return float(torch.stack(errors).max())

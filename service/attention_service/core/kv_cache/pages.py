@@ -123,10 +123,10 @@ class PagePool:
 
     def named(self, name: bytes, page: Pages) -> Pages:
         """The page of this name; if there is none, this full page is it from now on."""
-        found = self._by_name.get(name)
-        if found is not None:
+        held_page = self._by_name.get(name)
+        if held_page is not None:
             self.hits += 1
-            return found
+            return held_page
         self.misses += 1
         self._by_name[name] = page
         self._names[page.slab, page.first] = name

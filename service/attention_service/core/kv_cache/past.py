@@ -7,7 +7,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from attention_service.core.kv_cache.runs import Run, after, first_of, merged
+from attention_service.core.kv_cache.runs import SlotRun, after, first_of, merged
 from attention_service.core.kv_cache.slab import Slab
 from attention_service.core.tensors import to_device
 
@@ -15,7 +15,7 @@ _TOKENS_OF = attrgetter("tokens")
 _BY_SLICES = 16
 """From this many new tokens of a sequence on, they are copied by slices rather than slot by slot."""
 
-Span = Run[Slab]
+Span = SlotRun[Slab]
 """Adjacent slots of one slab."""
 
 
@@ -38,8 +38,8 @@ class Cached:
 
     def runs(self, hidden: int = 0) -> list[Span]:
         """The past, but for its first ``hidden`` tokens, and the new tokens, in runs as long as possible."""
-        found = merged((*self.past, *self.new))
-        return after(found, hidden) if hidden else found
+        all_runs = merged((*self.past, *self.new))
+        return after(all_runs, hidden) if hidden else all_runs
 
     def gathered(self) -> tuple[Tensor, Tensor] | None:
         """Keys ``[Hkv, P, D]`` and values ``[Hkv, P, Dv]`` of the past; copied unless they lie in one run."""
@@ -71,14 +71,14 @@ def gathered(
     A single sequence in one run is not copied; callers must not change the tensors.
     """
     parts = [row.gathered() for row in rows]
-    found = [part for part in parts if part is not None]
-    if not found:
+    pasts = [part for part in parts if part is not None]
+    if not pasts:
         shapes = {"past_key": key_shape, "past_value": value_shape}
         return {name: torch.empty(*shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-    if len(found) == 1:
-        key, value = found[0][0][None], found[0][1][None]
+    if len(pasts) == 1:
+        key, value = pasts[0][0][None], pasts[0][1][None]
     else:
-        key, value = torch.stack([part[0] for part in found]), torch.stack([part[1] for part in found])
+        key, value = torch.stack([part[0] for part in pasts]), torch.stack([part[1] for part in pasts])
     return {"past_key": key.to(dtype), "past_value": value.to(dtype)}
 
 

@@ -27,7 +27,7 @@ SlotsT_co = TypeVar("SlotsT_co", bound=Slots, covariant=True)
 
 
 @dataclass(slots=True)  # made for each sequence of each step: a frozen one takes four times as long to make
-class Run(Generic[SlotsT_co]):
+class SlotRun(Generic[SlotsT_co]):
     """Adjacent slots of a cache."""
 
     slab: SlotsT_co
@@ -50,48 +50,48 @@ class Run(Generic[SlotsT_co]):
         return self.slab.values[:, self.start : self.start + self.tokens]
 
 
-def merged(runs: Sequence[Run[SlotsT_co]]) -> list[Run[SlotsT_co]]:
+def merged(runs: Sequence[SlotRun[SlotsT_co]]) -> list[SlotRun[SlotsT_co]]:
     """The same slots in the same order, with adjacent runs as one."""
-    found: list[Run[SlotsT_co]] = []
+    joined: list[SlotRun[SlotsT_co]] = []
     for run in runs:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last is not None and last.slab is run.slab and last.start + last.tokens == run.start:
-            found[-1] = Run(last.slab, last.start, last.tokens + run.tokens)
+            joined[-1] = SlotRun(last.slab, last.start, last.tokens + run.tokens)
         else:
-            found.append(run)
-    return found
+            joined.append(run)
+    return joined
 
 
-def first_of(runs: Sequence[Run[SlotsT_co]], tokens: int) -> list[Run[SlotsT_co]]:
+def first_of(runs: Sequence[SlotRun[SlotsT_co]], tokens: int) -> list[SlotRun[SlotsT_co]]:
     """The slots of the first tokens."""
-    found = []
+    beginnings = []
     for run in runs:
         here = min(run.tokens, tokens)
         if not here:
             break
-        found.append(Run(run.slab, run.start, here))
+        beginnings.append(SlotRun(run.slab, run.start, here))
         tokens -= here
-    return found
+    return beginnings
 
 
-def after(runs: Sequence[Run[SlotsT_co]], tokens: int) -> list[Run[SlotsT_co]]:
+def after(runs: Sequence[SlotRun[SlotsT_co]], tokens: int) -> list[SlotRun[SlotsT_co]]:
     """The slots of all tokens but the first."""
-    found = []
+    rests = []
     for run in runs:
         skipped = min(run.tokens, tokens)
         if skipped < run.tokens:
-            found.append(Run(run.slab, run.start + skipped, run.tokens - skipped))
+            rests.append(SlotRun(run.slab, run.start + skipped, run.tokens - skipped))
         tokens -= skipped
-    return found
+    return rests
 
 
-def cut(runs: Sequence[Run[SlotsT_co]], size: int) -> list[Run[SlotsT_co]]:
+def cut(runs: Sequence[SlotRun[SlotsT_co]], size: int) -> list[SlotRun[SlotsT_co]]:
     """The same slots in the same order, cut at every slot that is a multiple of ``size``."""
-    found = []
+    pieces = []
     for run in runs:
         start, end = run.start, run.start + run.tokens
         while start < end:
             stop = min(end, (start // size + 1) * size)
-            found.append(Run(run.slab, start, stop - start))
+            pieces.append(SlotRun(run.slab, start, stop - start))
             start = stop
-    return found
+    return pieces

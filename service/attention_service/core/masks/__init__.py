@@ -1,4 +1,7 @@
-"""Masks: sets of query-key pairs, as dense tensors, as counts and in blocks."""
+"""Masks: sets of query-key pairs, as dense tensors, as counts and in blocks.
+
+It imports the core's registry and tensors alone. Read ``rules.py`` first.
+"""
 
 from attention_service.core.masks.rules import MASKS
 

@@ -7,12 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles
+from attention_service.core.masks.pattern import Bounds, Coverage, Line, PatternPart, Tiles
 from attention_service.core.tensors import to_device
 
 
 @dataclass(frozen=True)
-class Band(Part):
+class Band(PatternPart):
     """p + low ≤ j ≤ p + high; None is unlimited."""
 
     low: int | None = None
@@ -68,7 +68,7 @@ class _Listed(Line):
 
 
 @dataclass(frozen=True)
-class Queries(_Listed, Part):
+class Queries(_Listed, PatternPart):
     """p is one of the positions."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Queries(_Listed, Part):
 
 
 @dataclass(frozen=True)
-class Keys(_Listed, Part):
+class Keys(_Listed, PatternPart):
     """j is one of the positions."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:

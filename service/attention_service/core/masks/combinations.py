@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention_service.core.masks.pattern import Bounds, Coverage, Part, Pattern, Tiles
+from attention_service.core.masks.pattern import Bounds, Coverage, Pattern, PatternPart, Tiles
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class _Several:
 
     of: Sequence[Pattern]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[PatternPart]:
         """Yield the parts of all patterns."""
         for pattern in self.of:
             yield from pattern.parts()

@@ -31,9 +31,9 @@ def add_to_spans(total: Tensor, dim: int, spans: Sequence[Span], x: Tensor) -> N
     """Add to the keys of these spans what ``pick_spans`` would take there; keys beyond the end are left out."""
     at, joined = 0, join(spans)
     if len(joined) > MANY:
-        found = _indices(joined)
-        found = found[found < total.shape[dim]]
-        total.index_add_(dim, to_device(found, total.device), x.narrow(dim, 0, len(found)))
+        indices = _indices(joined)
+        indices = indices[indices < total.shape[dim]]
+        total.index_add_(dim, to_device(indices, total.device), x.narrow(dim, 0, len(indices)))
         return
     for span in joined:
         size = max(0, min(span.stop, total.shape[dim]) - span.start)

@@ -91,8 +91,8 @@ class _Sized:
         top, left = (row * rows).clamp(max=self.queries), (column * columns).clamp(max=self.keys)
         bottom, right = (top + rows).clamp(max=self.queries), (left + columns).clamp(max=self.keys)
         area = (bottom - top) * (right - left)
-        found = self.pattern.coverage(Tiles(top + self.first, bottom - 1 + self.first, left, right - 1))
-        some, every = found.some.expand(area.shape) & (area > 0), found.every.expand(area.shape)
+        coverage = self.pattern.coverage(Tiles(top + self.first, bottom - 1 + self.first, left, right - 1))
+        some, every = coverage.some.expand(area.shape) & (area > 0), coverage.every.expand(area.shape)
         n, i, j = torch.nonzero(some & ~every, as_tuple=True)
         return int(area[some & every].sum()), torch.stack([row[n, i, 0], column[n, 0, j]], 1)
 

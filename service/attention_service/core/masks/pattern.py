@@ -21,7 +21,7 @@ class Pattern(Hashable, Protocol):
         p ``[…, R, 1]``; j ``[…, 1, K]``, keys in ascending order.
         """
 
-    def parts(self) -> "Iterator[Part]":
+    def parts(self) -> "Iterator[PatternPart]":
         """Yield the parts of the pattern."""
 
     def coverage(self, tiles: "Tiles") -> "Coverage":
@@ -74,10 +74,10 @@ class Bounds:
     """Further terms of the asymptotic cost: ``g`` for global tokens."""
 
 
-class Part(ABC):
+class PatternPart(ABC):
     """A pattern that is built of no other. By default a query sees few keys."""
 
-    def parts(self) -> "Iterator[Part]":
+    def parts(self) -> "Iterator[PatternPart]":
         """Yield itself."""
         yield self
 
@@ -96,7 +96,7 @@ class Part(ABC):
 
 
 class Line:
-    """Mixin before ``Part``: one result per query or per key alone."""
+    """Mixin before ``PatternPart``: one result per query or per key alone."""
 
     @property
     def bounds(self) -> Bounds:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.dropout import noise
-from attention_service.core.masks.pattern import Bounds, Coverage, Part, Tiles
+from attention_service.core.masks.pattern import Bounds, Coverage, PatternPart, Tiles
 
 _DRAWS_OF_A_TILE = 256
 _AT_ONCE = 2**14
@@ -17,7 +17,7 @@ _AT_ONCE = 2**14
 
 
 @dataclass(frozen=True)
-class Drawn(Part):
+class DrawnBlocks(PatternPart):
     """⌊j / size⌋ is one of the blocks drawn, without repetition, for ⌊p / size⌋."""
 
     size: int
@@ -43,8 +43,8 @@ class Drawn(Part):
             line = lines[0] if alike else lines[some]
             place = torch.searchsorted(line, drawn)
             near = place.clamp(max=keys - 1)
-            found = line[near] if alike else line.gather(-1, near)
-            rows[some].scatter_(1, place.where(found == drawn, keys), True)  # elsewhere: behind the last key
+            nearest_drawn = line[near] if alike else line.gather(-1, near)
+            rows[some].scatter_(1, place.where(nearest_drawn == drawn, keys), True)  # elsewhere: behind the last key
         if alike:
             return marks.index_select(-1, first[0])
         return marks.gather(-1, first.view(*p.shape[:-1], keys))

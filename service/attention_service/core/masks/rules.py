@@ -16,7 +16,7 @@ from attention_service.core.masks.bands import Band, Keys, Queries
 from attention_service.core.masks.combinations import AllOf, AnyOf
 from attention_service.core.masks.key_spans import MANY, places
 from attention_service.core.masks.pattern import Pattern
-from attention_service.core.masks.random_blocks import Drawn
+from attention_service.core.masks.random_blocks import DrawnBlocks
 from attention_service.core.masks.tilings import Blocks, Leading, Remainder, Segments, Stripes
 from attention_service.core.problem import Span
 from attention_service.core.registry import Registry
@@ -180,7 +180,7 @@ class RandomBlocks:
 
     def pattern(self, surplus: int, keys: int) -> Pattern:
         """Return blocks drawn among the blocks of all keys."""
-        return Drawn(self.options.size, self.options.count, self.options.seed, -(-keys // self.options.size))
+        return DrawnBlocks(self.options.size, self.options.count, self.options.seed, -(-keys // self.options.size))
 
 
 @MASKS.register(

@@ -6,12 +6,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles
+from attention_service.core.masks.pattern import Bounds, Coverage, Line, PatternPart, Tiles
 from attention_service.core.tensors import to_device
 
 
 @dataclass(frozen=True)
-class Leading(Line, Part):
+class Leading(Line, PatternPart):
     """j < length."""
 
     length: int
@@ -26,7 +26,7 @@ class Leading(Line, Part):
 
 
 @dataclass(frozen=True)
-class Blocks(Part):
+class Blocks(PatternPart):
     """|⌊j / size⌋ − ⌊p / size⌋| ≤ neighbours."""
 
     size: int
@@ -50,7 +50,7 @@ class Blocks(Part):
 
 
 @dataclass(frozen=True)
-class Stripes(Part):
+class Stripes(PatternPart):
     """(p − j) mod stride = 0."""
 
     stride: int
@@ -73,7 +73,7 @@ class Stripes(Part):
 
 
 @dataclass(frozen=True)
-class Remainder(Line, Part):
+class Remainder(Line, PatternPart):
     """j mod size ≥ least."""
 
     size: int
@@ -96,7 +96,7 @@ class Remainder(Line, Part):
 
 
 @dataclass(frozen=True)
-class Segments(Part):
+class Segments(PatternPart):
     """p and j lie between the same two of the ends, or both beyond the last; p before the first sees nothing."""
 
     ends: tuple[int, ...]

@@ -86,14 +86,14 @@ def _of_positions(problem: Problem, selection: Selection) -> Tensor | None:
         own = problem.spec.masks
         return allowed(own, queries, keys, past=problem.past, offsets=offsets, rows=rows, spans=spans, device=device)
     batch = problem.q.shape[0]
-    found: Tensor | None = None
+    visible: Tensor | None = None
     for index, masks in enumerate(problem.sequence_masks):
         offset = offsets if offsets is None or offsets.ndim == 0 else offsets[index]
         mine = allowed(masks, queries, keys, past=problem.past, offsets=offset, rows=rows, spans=spans, device=device)
         if mine is not None:
-            found = mine.new_empty(batch, *mine.shape[1:]) if found is None else found
-            found[index] = mine[0]
-    return found
+            visible = mine.new_empty(batch, *mine.shape[1:]) if visible is None else visible
+            visible[index] = mine[0]
+    return visible
 
 
 def real_keys(problem: Problem, selection: Selection = EVERYTHING) -> Tensor | None:

@@ -1,4 +1,7 @@
-"""Methods: how the context comes about, exactly or approximately."""
+"""Methods: how the context comes about, exactly or approximately.
+
+It imports ``kernels``, ``masks`` and ``scores``. Read ``base.py`` first.
+"""
 
 from attention_service.core.methods import exact, linear, linformer, nystrom, performer  # noqa: F401  # they register
 from attention_service.core.methods.approximation import Approximation, approximation_of

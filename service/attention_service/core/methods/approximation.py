@@ -71,9 +71,9 @@ class Approximation(ABC):
         if edited or "weights" in taps:
             weights = {"weights": interventions.apply(edits, "weights", self.weights(clean))}
         through = edited or (traced and bool(weights))
-        found = self._from_weights(clean, weights["weights"]) if through else self._context(clean)
-        context = interventions.apply(edits, "context", found["context"])
-        return {"q": q, "k": k, "v": v} | weights | found | {"context": context}
+        results = self._from_weights(clean, weights["weights"]) if through else self._context(clean)
+        context = interventions.apply(edits, "context", results["context"])
+        return {"q": q, "k": k, "v": v} | weights | results | {"context": context}
 
     def weights(self, problem: Problem) -> Tensor:
         """Compute the implicit weights ``[B, H, Q, K]`` of a problem without padding, in float32 or wider.

@@ -14,7 +14,7 @@ Refusal = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class PassCost:
+class MethodFlops:
     """FLOPs of one pass: products with queries and keys, products with values, and elementwise work."""
 
     scores: int
@@ -26,8 +26,8 @@ class PassCost:
 class MethodCost:
     """Cost of an approximation, in place of scores, normalizer and values."""
 
-    forward: PassCost
-    backward: PassCost
+    forward: MethodFlops
+    backward: MethodFlops
     steps: int = 0
     """Number of steps of the forward pass, each of which has a start."""
     projections: int = 0

@@ -11,12 +11,12 @@ from attention_service.core.blocks import blocks
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.masks.visibility import EVERYTHING, without_padding
 from attention_service.core.methods import Approximation
-from attention_service.core.problem import Problem, Running, Selection
+from attention_service.core.problem import Problem, RunningInputs, Selection
 from attention_service.core.stages import stages
 
 
 @dataclass(frozen=True)
-class Compared:
+class MethodComparison:
     """Exact attention beside an approximation."""
 
     context: Tensor
@@ -26,7 +26,7 @@ class Compared:
     distribution. A query without an allowed key is not counted; NaN if there is no other."""
 
 
-def compare(problem: Problem, method: Approximation) -> Compared:
+def compare(problem: Problem, method: Approximation) -> MethodComparison:
     """Compute the exact context, and the divergence of the weights if the approximation implies a distribution."""
     exact, clean = exactly(problem), without_padding(problem)
     contexts: list[Tensor] = []
@@ -37,13 +37,13 @@ def compare(problem: Problem, method: Approximation) -> Compared:
         contexts.append(context)
         divergences.extend(lost)
     if not divergences:
-        return Compared(torch.cat(contexts, 2), None)
-    return Compared(torch.cat(contexts, 2), float(torch.cat(divergences).mean()))
+        return MethodComparison(torch.cat(contexts, 2), None)
+    return MethodComparison(torch.cat(contexts, 2), float(torch.cat(divergences).mean()))
 
 
 def exactly(problem: Problem) -> Problem:
     """Return the problem with the exact method."""
-    return replace(problem, spec=problem.spec.model_copy(update={"method": Exact()}), recurrent=Running())
+    return replace(problem, spec=problem.spec.model_copy(update={"method": Exact()}), recurrent=RunningInputs())
 
 
 def compare_block(
@@ -54,10 +54,10 @@ def compare_block(
     ``clean``: the approximated problem, without padding.
     """
     rows = range(clean.q.shape[2]) if block.queries is None else block.queries
-    found = dict(stages(exact, ("weights", "context"), selection=block))
+    tapped = dict(stages(exact, ("weights", "context"), selection=block))
     implied = method.implied(clean, rows)
-    lost = [] if implied is None else [*_divergence(found["weights"], implied)]
-    return found["context"], lost
+    lost = [] if implied is None else [*_divergence(tapped["weights"], implied)]
+    return tapped["context"], lost
 
 
 def _divergence(exact: Tensor, implied: Tensor) -> Iterator[Tensor]:

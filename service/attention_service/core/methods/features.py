@@ -24,13 +24,13 @@ class Elementwise:
 
     def queries(self, x: Tensor) -> Tensor:
         """φ(x) · scale."""
-        found = self._map(x)
-        return found if self.scale == 1 else found * self.scale
+        mapped = self._map(x)
+        return mapped if self.scale == 1 else mapped * self.scale
 
     def keys(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, None]:
         """φ(x)."""
-        found = self._map(x)
-        return found if real is None else found.masked_fill(~real, 0), None
+        mapped = self._map(x)
+        return mapped if real is None else mapped.masked_fill(~real, 0), None
 
     def _map(self, x: Tensor) -> Tensor:
         match self.name:

@@ -13,10 +13,9 @@ from attention_service.core.masks.visibility import real_keys
 from attention_service.core.methods.approximation import Approximation, no_order, nothing_between, reach_in
 from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.features import Elementwise
-from attention_service.core.methods.recurrence import Features, Running, Tokens
+from attention_service.core.methods.recurrence import Features, StateRule, WrittenTokens
 from attention_service.core.methods.recurrence_cost import FeatureCost, running_cost
-from attention_service.core.problem import Learned, Problem, Widths
-from attention_service.core.problem import Running as GivenRunning
+from attention_service.core.problem import Learned, Problem, RunningInputs, Widths
 from attention_service.core.tensors import constant, one_for_each_query_head, product
 
 _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
@@ -95,13 +94,13 @@ class Linear(Approximation):
 
     def _from_weights(self, problem: Problem, weights: Tensor) -> dict[str, Tensor]:
         given = problem.recurrent
-        found = {"context": product(weights, problem.v.to(weights.dtype)).to(problem.v.dtype)}
+        results = {"context": product(weights, problem.v.to(weights.dtype)).to(problem.v.dtype)}
         if given.wanted:
-            found = self._context(problem) | found
+            results = self._context(problem) | results
         if given.state is not None:
             rest = replace(problem, v=torch.zeros_like(problem.v), recurrent=replace(given, wanted=False))
-            found["context"] = found["context"] + self._context(rest)["context"]
-        return found
+            results["context"] = results["context"] + self._context(rest)["context"]
+        return results
 
     def cost(self, extent: Extent) -> MethodCost:
         """Return the cost by ``running_cost``."""
@@ -138,18 +137,18 @@ class Linear(Approximation):
             if given.normalizer is None:
                 raise ValueError("a normalized state comes with its normalizer")
             state = torch.cat([state, given.normalizer[..., None]], 3)
-        running = Running(self._features(), self.options.normalized)
-        tokens = Tokens(problem.k, problem.v, kept, log_gate, beta)
+        running = StateRule(self._features(), self.options.normalized)
+        tokens = WrittenTokens(problem.k, problem.v, kept, log_gate, beta)
         context, final = running.attend(problem.q, tokens, reach_in(problem), state, want_state=given.wanted)
-        found = {"context": context}
+        results = {"context": context}
         if given.wanted:
             width = problem.v.shape[3]
             if final is None:  # there was no key
                 final = context.new_zeros(*problem.k.shape[:2], problem.k.shape[3], width + self.options.normalized)
-            found["final_state"] = final[..., :width]
+            results["final_state"] = final[..., :width]
             if self.options.normalized:
-                found["final_normalizer"] = final[..., width]
-        return found
+                results["final_normalizer"] = final[..., width]
+        return results
 
 
 def rates_of(tokens: Tensor, learned: Mapping[str, Tensor], name: str) -> Tensor:
@@ -165,14 +164,14 @@ def running(
     keys: Tensor,
     *,
     wanted: bool,
-) -> GivenRunning:
+) -> RunningInputs:
     """Return the inputs of the running state; a module's gate and β are computed from the tokens of its keys.
 
     keys ``[B, L, d_model]`` of a module.
     """
     method = METHODS.of(spec_.method)
     if not isinstance(method, Linear):
-        return GivenRunning()
+        return RunningInputs()
     log_gate = beta = None
     if method.gated:
         log_gate = (
@@ -190,7 +189,7 @@ def running(
         log_gate = log_gate[..., None]
     if beta is not None and beta.ndim == 3:
         beta = beta[..., None]
-    return GivenRunning(log_gate, beta, tensors.get("initial_state"), tensors.get("initial_normalizer"), wanted)
+    return RunningInputs(log_gate, beta, tensors.get("initial_state"), tensors.get("initial_normalizer"), wanted)
 
 
 def _logarithm(gate: Tensor) -> Tensor:
@@ -229,8 +228,8 @@ def recurrent_context(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, beta: T
 
     log_gate ``[B, Hkv, L, 1 or D]``, beta ``[B, Hkv, L, 1]``; see ``recurrence.Tokens``.
     """
-    tokens = Tokens(k, v, None, log_gate, beta)
-    return Running(Elementwise("identity", 1.0), normalize=False).attend(q, tokens, 0)[0]
+    tokens = WrittenTokens(k, v, None, log_gate, beta)
+    return StateRule(Elementwise("identity", 1.0), normalize=False).attend(q, tokens, 0)[0]
 
 
 def recurrent_weights(q: Tensor, k: Tensor, log_gate: Tensor, beta: Tensor | None) -> Tensor:

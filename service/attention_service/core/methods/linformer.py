@@ -15,7 +15,7 @@ from attention_service.core.methods.approximation import (
     nothing_between,
     scored,
 )
-from attention_service.core.methods.base import METHODS, MethodCost, PassCost, Refusal
+from attention_service.core.methods.base import METHODS, MethodCost, MethodFlops, Refusal
 from attention_service.core.problem import Learned, Problem, Widths
 from attention_service.core.tensors import product
 
@@ -51,8 +51,8 @@ class Linformer(Approximation):
         mixing, pairs = x.batch * x.kv_heads * rank * x.keys, x.batch * x.heads * x.queries * rank
         scores, values = 2 * (mixing + pairs) * x.head_dim, 2 * (mixing + pairs) * x.value_dim
         return MethodCost(
-            PassCost(scores, values, pairs * 6),
-            PassCost(2 * scores, 2 * values, pairs * 5),
+            MethodFlops(scores, values, pairs * 6),
+            MethodFlops(2 * scores, 2 * values, pairs * 5),
         )
 
     def letters(self) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from attention_contract import spec
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.masks.visibility import real_keys
 from attention_service.core.methods.approximation import Approximation, no_masks, no_softmax, nothing_between, scored
-from attention_service.core.methods.base import METHODS, MethodCost, PassCost, Refusal
+from attention_service.core.methods.base import METHODS, MethodCost, MethodFlops, Refusal
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import product
 
@@ -157,8 +157,8 @@ def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:
     q = heads * x.queries * x.head_dim
     if not x.padded and m == x.queries == x.keys:
         pairs = heads * m * m
-        forward = PassCost(2 * pairs * x.head_dim, 2 * pairs * x.value_dim, q + 5 * pairs)
-        backward = PassCost(4 * pairs * x.head_dim, 4 * pairs * x.value_dim, q + 4 * pairs)
+        forward = MethodFlops(2 * pairs * x.head_dim, 2 * pairs * x.value_dim, q + 5 * pairs)
+        backward = MethodFlops(4 * pairs * x.head_dim, 4 * pairs * x.value_dim, q + 4 * pairs)
         return MethodCost(forward, backward)
     left, right, middle = heads * x.queries * m, heads * m * x.keys, heads * m * m
     means = 2 * x.batch * m * (x.queries * x.heads * x.head_dim + x.keys * x.kv_heads * x.head_dim)
@@ -167,9 +167,9 @@ def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:
     entries = left + middle + right
     elementwise = q + 5 * entries + (7 * options.iterations + 2) * middle
     # Of the means' factors, only the tokens have a gradient.
-    backward = PassCost(means + 2 * scores, 2 * values, q + 4 * entries + 2 * (7 * options.iterations + 2) * middle)
+    backward = MethodFlops(means + 2 * scores, 2 * values, q + 4 * entries + 2 * (7 * options.iterations + 2) * middle)
     return MethodCost(
-        PassCost(means + scores, values, elementwise),
+        MethodFlops(means + scores, values, elementwise),
         backward,
         steps=options.iterations,
     )

@@ -24,7 +24,7 @@ from attention_service.core.methods.features import (
     orthogonal_directions,
 )
 from attention_service.core.methods.linear import implied_by
-from attention_service.core.methods.recurrence import Running, Tokens
+from attention_service.core.methods.recurrence import StateRule, WrittenTokens
 from attention_service.core.methods.recurrence_cost import FeatureCost, running_cost
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_device
@@ -82,6 +82,6 @@ class Performer(Approximation):
     def _context(self, problem: Problem) -> dict[str, Tensor]:
         q, k, factor = scored(problem)
         real = real_keys(problem)
-        tokens = Tokens(k, problem.v, None if real is None else real[:, None, :, None])
-        context, _ = Running(self._features(q, factor), normalize=True).attend(q, tokens, reach_in(problem))
+        tokens = WrittenTokens(k, problem.v, None if real is None else real[:, None, :, None])
+        context, _ = StateRule(self._features(q, factor), normalize=True).attend(q, tokens, reach_in(problem))
         return {"context": context}

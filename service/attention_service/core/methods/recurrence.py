@@ -42,7 +42,7 @@ class Features(Protocol):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class WrittenTokens:
     """The keys' side of some tokens, which updates the state."""
 
     k: Tensor
@@ -56,11 +56,11 @@ class Tokens:
     beta: Tensor | None = None
     """``[B, Hkv, L, 1]``: the share of the retrieved value that a token's write replaces; None for additive writes."""
 
-    def split(self, *sizes: int) -> "list[Tokens]":
+    def split(self, *sizes: int) -> "list[WrittenTokens]":
         """Cut along the tokens, in one node of the graph: each slice's backward pass would take the whole length."""
         return self._parts([x if x is None else torch.split(x, list(sizes), 2) for x in self._fields])
 
-    def chunks(self, size: int) -> "list[Tokens]":
+    def chunks(self, size: int) -> "list[WrittenTokens]":
         """Cut into chunks of this size."""
         if not self.length:
             return []
@@ -76,11 +76,11 @@ class Tokens:
         return (self.k, self.v, self.real, self.log_gate, self.beta)
 
     @staticmethod
-    def _parts(columns: "list[tuple[Tensor, ...] | None]") -> "list[Tokens]":
+    def _parts(columns: "list[tuple[Tensor, ...] | None]") -> "list[WrittenTokens]":
         assert columns[0] is not None  # noqa: S101 - k always is
         count = len(columns[0])
         rows = zip(*(column if column is not None else (None,) * count for column in columns), strict=True)
-        return [Tokens(k, v, *rest) for k, v, *rest in rows]
+        return [WrittenTokens(k, v, *rest) for k, v, *rest in rows]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Segments:
+class TokenSegments:
     """Numbers of tokens by kind, in the order of time; query i reads the state after key i + reach."""
 
     blind: int
@@ -109,7 +109,7 @@ class Segments:
     """Keys after the last query, which no query reads."""
 
     @classmethod
-    def of(cls, queries: int, keys: int, reach: int) -> "Segments":
+    def of(cls, queries: int, keys: int, reach: int) -> "TokenSegments":
         """Split the tokens. For a reach of K − 1 or more, every query sees every key."""
         blind = min(max(-reach, 0), queries)
         early = min(max(reach, 0), keys) if reach < keys - 1 else keys
@@ -118,7 +118,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Running:
+class StateRule:
     """One rule of writing and reading the state."""
 
     features: Features
@@ -128,36 +128,38 @@ class Running:
     block: int = BLOCK
 
     def attend(
-        self, q: Tensor, tokens: Tokens, reach: int, state: Tensor | None = None, *, want_state: bool = False
+        self, q: Tensor, tokens: WrittenTokens, reach: int, state: Tensor | None = None, *, want_state: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return context ``[B, H, Q, V]`` in the dtype of the values, and the state after the last key if wanted.
 
         state ``[B, Hkv, F, W]``: the initial state. Computed in float32 or wider.
         """
         dtype = torch.promote_types(tokens.v.dtype, torch.float32)
-        parts = Segments.of(q.shape[2], tokens.length, reach)
+        parts = TokenSegments.of(q.shape[2], tokens.length, reach)
         blind, paired, late = torch.split(q, [parts.blind, parts.paired, parts.late], 2)
         early, side, rest = tokens.split(parts.early, parts.paired, parts.rest)
         carried = None if state is None else State(state.to(dtype))
         contexts = list(self._read(blind, carried, tokens))
         carried = self._write(carried, early)
         chunks = side.chunks(self._chunk(side))
-        for index, (qs, each) in enumerate(zip(torch.split(paired, self._chunk(side), 2), chunks, strict=False)):
+        for index, (qs, tokens_of_chunk) in enumerate(
+            zip(torch.split(paired, self._chunk(side), 2), chunks, strict=False)
+        ):
             last = index == len(chunks) - 1 and not (parts.late or want_state)
-            found, carried = self._step(qs, each, carried, read=True, write=not last)
-            contexts.append(self._normalized(found).to(tokens.v.dtype))
-            del found  # as large as the context of a chunk, and no longer needed
+            retrieved, carried = self._step(qs, tokens_of_chunk, carried, read=True, write=not last)
+            contexts.append(self._normalized(retrieved).to(tokens.v.dtype))
+            del retrieved  # as large as the context of a chunk, and no longer needed
         if want_state:
             carried = self._write(carried, rest)
         contexts += self._read(late, carried, tokens)
         whole = torch.cat(contexts, 2) if contexts else tokens.v.new_zeros(*q.shape[:3], tokens.v.shape[3])
         return whole, carried.value if want_state and carried is not None else None
 
-    def _chunk(self, tokens: Tokens) -> int:
+    def _chunk(self, tokens: WrittenTokens) -> int:
         fine = tokens.log_gate is not None and tokens.log_gate.shape[3] > 1
         return min(self.chunk, FINE_CHUNK) if fine else self.chunk
 
-    def _read(self, q: Tensor, state: State | None, tokens: Tokens) -> Iterator[Tensor]:
+    def _read(self, q: Tensor, state: State | None, tokens: WrittenTokens) -> Iterator[Tensor]:
         """Yield the retrieved values of queries that read the same state; zeros if the state is empty."""
         if not q.shape[2]:
             return
@@ -166,17 +168,17 @@ class Running:
             return
         for block in torch.split(q, self.block, 2):
             checkpoint()
-            found = product(self.features.queries(block.to(state.value.dtype)), state.value)
-            yield self._normalized(found).to(tokens.v.dtype)
+            retrieved = product(self.features.queries(block.to(state.value.dtype)), state.value)
+            yield self._normalized(retrieved).to(tokens.v.dtype)
 
-    def _write(self, state: State | None, tokens: Tokens) -> State | None:
+    def _write(self, state: State | None, tokens: WrittenTokens) -> State | None:
         """Return the state after these keys."""
         for block in tokens.chunks(self.block if tokens.beta is None else self._chunk(tokens)):
             _, state = self._step(None, block, state, read=False, write=True)
         return state
 
     def _step(
-        self, q: Tensor | None, tokens: Tokens, state: State | None, *, read: bool, write: bool
+        self, q: Tensor | None, tokens: WrittenTokens, state: State | None, *, read: bool, write: bool
     ) -> tuple[Tensor, State | None]:
         """Process one chunk: return the retrieved values ``[B, H, c, W]`` of its queries, and the state after it."""
         checkpoint()
@@ -188,11 +190,11 @@ class Running:
         faded = None if tokens.log_gate is None else tokens.log_gate.to(dtype).cumsum(2)  # [B, Hkv, c, 1 or F]
         if tokens.beta is not None:
             v = _replaced(k, v, tokens.beta.to(dtype), faded, state)
-        found = k.new_zeros(())
+        retrieved = k.new_zeros(())
         if read and q is not None:
-            found = _found(self.features.queries(q.to(dtype)), k, v, faded, state)
+            retrieved = _found(self.features.queries(q.to(dtype)), k, v, faded, state)
         if not write:
-            return found, None
+            return retrieved, None
         if faded is None:
             added = k.mT @ v
             value = added if state is None else state.value + added
@@ -200,17 +202,17 @@ class Running:
             remains = faded[:, :, -1:]  # [B, Hkv, 1, 1 or F]
             added = (k * _left(remains - faded)).mT @ v
             value = added if state is None else state.value * _left(remains).mT + added
-        return found, State(checked(value), state.log_factor if state is not None else log_factor)
+        return retrieved, State(checked(value), state.log_factor if state is not None else log_factor)
 
     def _written(self, v: Tensor) -> Tensor:
         return torch.cat([v, v.new_ones(*v.shape[:3], 1)], 3) if self.normalize else v
 
-    def _normalized(self, found: Tensor) -> Tensor:
+    def _normalized(self, retrieved: Tensor) -> Tensor:
         """Divide by the last column; zeros where it is 0, since nothing was retrieved then."""
         if not self.normalize:
-            return found
-        total = found[..., -1:]
-        return found[..., :-1] / total.masked_fill(total == 0, 1)
+            return retrieved
+        total = retrieved[..., -1:]
+        return retrieved[..., :-1] / total.masked_fill(total == 0, 1)
 
 
 def _aligned(state: State | None, log_factor: Tensor | None) -> tuple[State | None, Tensor | None]:
@@ -233,12 +235,12 @@ def _found(q: Tensor, k: Tensor, v: Tensor, faded: Tensor | None, state: State |
         pairs = (inner * _fading(faded)[:, :, None]).view(batch, heads, length, length)
     else:
         pairs = _pairs_by_feature(grouped, k, faded).view(batch, heads, length, length)
-    found = product(pairs, v)
+    retrieved = product(pairs, v)
     if state is None:
-        return found
+        return retrieved
     if faded is not None:
         q = (grouped * _left(faded)[:, :, None]).view_as(q)
-    return found + product(q, state.value)
+    return retrieved + product(q, state.value)
 
 
 def _fading(faded: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.masks.rules import causal_offset
-from attention_service.core.methods.base import MethodCost, PassCost
-from attention_service.core.methods.recurrence import BLOCK, CHUNK, FINE_CHUNK, Segments
+from attention_service.core.methods.base import MethodCost, MethodFlops
+from attention_service.core.methods.recurrence import BLOCK, CHUNK, FINE_CHUNK, TokenSegments
 
 
-def segments_of(x: Extent) -> Segments:
+def segments_of(x: Extent) -> TokenSegments:
     """Split the tokens of a request, at the offset P."""
     reach = causal_offset(x.spec.masks, x.queries, x.keys, x.past)
-    return Segments.of(x.queries, x.keys, x.queries + x.keys if reach is None else reach + x.past)
+    return TokenSegments.of(x.queries, x.keys, x.queries + x.keys if reach is None else reach + x.past)
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class FeatureCost:
 class _Parts:
     """Numbers of chunks of paired tokens, and of chunks that read and write a state."""
 
-    segments: Segments
+    segments: TokenSegments
     chunk: int
     full: int
     """Chunks of that many tokens."""
     remainder: int
     """Tokens of the last, shorter one."""
-    found: bool
+    reads: bool
     """True if the first chunk reads a state."""
-    wanted: bool
+    writes: bool
     """True if the last chunk writes a state."""
 
     @classmethod
@@ -50,8 +50,8 @@ class _Parts:
         wanted = "return_state" in x.sent
         return cls(
             segments, chunk, full, remainder,
-            found="initial_state" in x.sent or segments.early > 0,
-            wanted=wanted or segments.late > 0,
+            reads="initial_state" in x.sent or segments.early > 0,
+            writes=wanted or segments.late > 0,
         )  # fmt: skip
 
     @property
@@ -72,12 +72,12 @@ class _Parts:
     @property
     def reading(self) -> int:
         """Paired tokens whose chunk reads a state."""
-        return self.segments.paired - (0 if self.found else self.first)
+        return self.segments.paired - (0 if self.reads else self.first)
 
     @property
     def writing(self) -> int:
         """Paired tokens whose chunk writes a state."""
-        return self.segments.paired - (0 if self.wanted else self.last)
+        return self.segments.paired - (0 if self.writes else self.last)
 
     @property
     def chunks(self) -> int:
@@ -124,8 +124,8 @@ def running_cost(
     elementwise += (4 * width if x.fine_gate else 3 if gated else 1) * pairs + solving
     elementwise += 2 * width * (keys_used + group * queries_used) if gated else 0
     elementwise += group * queries_used * wide * normalize
-    forward = PassCost(kv * (pair_products + drawn), kv * value_products, kv * elementwise)
-    backward = PassCost(
+    forward = MethodFlops(kv * (pair_products + drawn), kv * value_products, kv * elementwise)
+    backward = MethodFlops(
         kv * (2 * pair_products + drawn),
         kv * (2 * value_products + 2 * solving),
         kv * 2 * elementwise,

@@ -1,4 +1,7 @@
-"""Normalizers: from scores to weights."""
+"""Normalizers: from scores to weights.
+
+It imports the core's registry and tensors alone. Read ``base.py`` first.
+"""
 
 from attention_service.core.normalizers.base import (
     NORMALIZERS,

@@ -90,8 +90,8 @@ class _SeeingSoftmax(Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Tensor:
         (weights,) = ctx.saved_tensors
-        found: Tensor = torch.ops.aten._softmax_backward_data(upstream, weights, -1, weights.dtype)
-        return found
+        gradient: Tensor = torch.ops.aten._softmax_backward_data(upstream, weights, -1, weights.dtype)
+        return gradient
 
 
 def _blind(x: Tensor) -> Tensor:

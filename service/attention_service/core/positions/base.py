@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadSubset:
     """Some of the query heads."""
 
     count: int
@@ -72,7 +72,9 @@ class Position(Protocol):
     def rotated(self, q: Tensor, k: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate queries ``[B, H, Q, D]`` and new keys ``[B, Hkv, K − P, D]`` by their places."""
 
-    def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor | None:
+    def bias(
+        self, queries: Tensor, keys: Tensor, heads: HeadSubset, learned: Tensors, dtype: torch.dtype
+    ) -> Tensor | None:
         """Return the bias of the scores of these queries and keys: ``[1 or B, H, Q, K]``.
 
         queries ``[1 or B, Q]`` and keys ``[1 or B, K]`` are places; the learned tensors cover all heads.
@@ -109,7 +111,9 @@ class Inert:
         """Return q and k unchanged."""
         return q, k
 
-    def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor | None:
+    def bias(
+        self, queries: Tensor, keys: Tensor, heads: HeadSubset, learned: Tensors, dtype: torch.dtype
+    ) -> Tensor | None:
         """Return no bias."""
         return None
 

@@ -62,8 +62,11 @@ class LearnedPosition(Inert):
         """Return a fault if the inputs have different widths, because one table is added to each."""
         if len(set(inputs)) <= 1:
             return None
-        found = ", ".join(map(str, inputs))
-        return "", f"query, key and value have the widths {found}, and one table is added to each; give them one width"
+        widths_named = ", ".join(map(str, inputs))
+        return (
+            "",
+            f"query, key and value have the widths {widths_named}, and one table is added to each; give them one width",
+        )
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Return the table. Its width is that of a module's inputs, or of a head of raw q and k."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attention_service.core.masks.key_spans import pick_spans
-from attention_service.core.positions import POSITIONS, Heads, Position
+from attention_service.core.positions import POSITIONS, HeadSubset, Position
 from attention_service.core.positions.token_positions import places_in
 from attention_service.core.problem import Problem, Span
 from attention_service.core.tensors import pick
@@ -34,7 +34,7 @@ class PairBias:
     ) -> Tensor:
         """Return the bias of these queries, keys and heads: ``[1 or B, H, Q, K]``."""
         rows, columns = _queries(self.queries, queries), _keys(self.keys, keys)
-        of = Heads(self.problem.q.shape[1], heads)
+        of = HeadSubset(self.problem.q.shape[1], heads)
         bias = self.position.bias(rows, columns, of, self.problem.learned, self.dtype)
         if bias is None:
             raise ValueError(f"the position encoding {self.problem.spec.position.name} has no bias")

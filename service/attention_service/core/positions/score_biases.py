@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core.positions.base import POSITIONS, Heads, Inert, PositionCost, Tensors
+from attention_service.core.positions.base import POSITIONS, HeadSubset, Inert, PositionCost, Tensors
 from attention_service.core.problem import Learned, Widths
 from attention_service.core.tensors import constant
 
@@ -28,7 +28,7 @@ class Alibi(Inert):
     options: options.Alibi
     biased = True
 
-    def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor:
+    def bias(self, queries: Tensor, keys: Tensor, heads: HeadSubset, learned: Tensors, dtype: torch.dtype) -> Tensor:
         """Return −slope · distance."""
         ahead = keys[:, None, None] - queries[:, None, :, None]  # [1 or B, 1, Q, K]
         if self.options.symmetric:
@@ -72,7 +72,7 @@ class RelativeBias(Inert):
         """Return the table: a number per bucket and head."""
         return {TABLE: Learned((self.options.num_buckets, widths.heads), heads=1)}
 
-    def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor:
+    def bias(self, queries: Tensor, keys: Tensor, heads: HeadSubset, learned: Tensors, dtype: torch.dtype) -> Tensor:
         """Return the number of each pair's bucket."""
         table = learned[TABLE].mT if heads.picked is None else learned[TABLE].mT[list(heads.picked)]  # [H, buckets]
         return table.to(dtype)[:, self.buckets(keys[:, None] - queries[..., None])].transpose(0, 1)

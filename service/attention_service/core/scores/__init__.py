@@ -1,4 +1,7 @@
-"""Scores: how well a query and a key agree."""
+"""Scores: how well a query and a key agree.
+
+It imports the core's registry and tensors alone. Read ``base.py`` first.
+"""
 
 from attention_service.core.scores.base import SCORES, Product, Score, ScoreCost
 from attention_service.core.scores.dots import Bilinear, Dot, ScaledDot

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from attention_service.core.blocks import REPEATED
+from attention_service.core.blocks import MAX_PARTS_APART, REPEATED
 
 BLOCK = 2**20
 """Elements of the hidden layer ``[B, H, queries, keys, N]`` that are held at a time."""
-_FEW = 3
 
 
 def additive_scores(a: Tensor, c: Tensor, v: Tensor) -> Tensor:
@@ -70,13 +69,13 @@ def _cuts(a: Tensor, c: Tensor) -> tuple[Cuts, Cuts]:
     each = max(1, a.shape[0] * a.shape[1] * a.shape[3])
     columns = max(1, min(c.shape[2], BLOCK // each))
     rows = max(1, BLOCK // (each * columns))
-    found = []
+    cuts = []
     for length, step in ((a.shape[2] if c.shape[2] else 0, rows), (c.shape[2], columns)):
         starts = range(0, length, step)
-        few = a.is_meta and len(starts) > _FEW and not torch.is_grad_enabled()
+        few = a.is_meta and len(starts) > MAX_PARTS_APART and not torch.is_grad_enabled()
         counts = [(0, 1), (1, len(starts) - 2), (-1, 1)] if few else [(index, 1) for index in range(len(starts))]
-        found.append([(slice(starts[at], min(starts[at] + step, length)), times) for at, times in counts])
-    return found[0], found[1]
+        cuts.append([(slice(starts[at], min(starts[at] + step, length)), times) for at, times in counts])
+    return cuts[0], cuts[1]
 
 
 def _left_out(x: Tensor, cuts: Cuts) -> dict[int, Tensor]:

@@ -12,29 +12,34 @@ from attention_contract.base import ABSENT, valid
 from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply, ModelWeightsRequest
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences
 from attention_service.models.answers.joined_questions import Question, group_of, joined_replies
-from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.answers.model_recordings import Recorded
+from attention_service.models.answers.model_weights import recorded_weights, weights_reply
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 
-def compared_weights(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> ModelWeightsReply:
+def compared_weights(
+    loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest
+) -> Recorded[ModelWeightsReply]:
     """Return the weights by the adapter, and in each layer those by its base and the differences."""
     plain = request.model_copy(update={"compare": None})
     questions: list[Question] = [(plain, replace(checked, adapter=None)), (plain, checked)]
     groups = [group_of(loaded, *each) for each in questions]
     replies: Any
+    recording = None
     if groups[0] is not None and groups[0] == groups[1]:
         replies = joined_replies(loaded, questions)
     else:
         with loaded.adapters.using(None):
             first = weights_reply(loaded, plain, questions[0][1])
-        replies = first, weights_reply(loaded, plain, checked)
+        second = recorded_weights(loaded, plain, checked)
+        replies, recording = (first, second.reply), second.recording
     base, changed = replies
     layers = [_compared(*each) for each in zip(base.layers, changed.layers, strict=True)]
     found: ModelWeightsReply = changed.model_copy(
         update={"layers": layers, "ran": changed.ran.model_copy(update={"joined": 1})}
     )
-    return found
+    return Recorded(found, recording)
 
 
 def _compared(base: LayerWeights, changed: LayerWeights) -> LayerWeights:

@@ -13,14 +13,17 @@ import torch
 from attention_contract.base import WireModel
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_service.core.tensors import empty_result, results_in
+from attention_service.models.answers.model_recordings import Recorded
 from attention_service.models.answers.model_weights import weights_pass
 from attention_service.models.costs.answer_parts import OwnTime, Passes
 from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.edit_parts import differ_by_text
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.runtime.binding.bound_pairs import lists_by_text
 
 TextsRequest = ModelForwardRequest | ModelWeightsRequest
-AnswerTexts = Callable[[LoadedModel, Any, CheckedRequest], WireModel]
+AnswerTexts = Callable[[LoadedModel, Any, CheckedRequest], Recorded[WireModel]]
 """Answers a request for the texts that were read."""
 
 
@@ -30,9 +33,8 @@ def may_divide(loaded: LoadedModel, request: TextsRequest, checked: CheckedReque
     One that is to be ``alone`` keeps its pass, whose bits are those of a batch of all.
     """
     inputs, edits = checked.inputs, [edit for each in checked.edits.values() for edit in each]
-    of_each_text = any(edit.value is not None and np.ndim(edit.value) > 2 for edit in edits)
     alike = loaded.stacks_texts and loaded.head.unit != "choice" and checked.repeats and inputs.media is None
-    return inputs.several and alike and not (request.alone or of_each_text)
+    return inputs.several and alike and not (request.alone or differ_by_text(edits) or checked.watch)
 
 
 def divided(
@@ -46,7 +48,7 @@ def divided(
         if parts:
             yield from time.between(rows.stop - rows.start)
         with results_in(lambda *_: None):  # the memory of the reply is for that of all texts
-            part: Any = answer(loaded, _request_of(request, count, rows), _checked_of(checked, rows))
+            part: Any = answer(loaded, _request_of(request, count, rows), _checked_of(checked, rows)).reply
         if isinstance(request, ModelForwardRequest):
             shown = [each.model_copy(update={"text": each.text + first}) for each in part.predictions]
             part = part.model_copy(update={"predictions": shown})
@@ -66,16 +68,24 @@ def _check(loaded: LoadedModel, request: TextsRequest, checked: CheckedRequest) 
 
 
 def _request_of(request: TextsRequest, count: int, rows: slice) -> TextsRequest:
-    """The request about some of its texts. Of what a text brings, a forward reads nothing more."""
-    if not isinstance(request, ModelWeightsRequest) or not request.statistic_options.names_text:
+    """The request about some of its texts. Of what a text brings, a forward reads its positions."""
+    if not isinstance(request, ModelWeightsRequest):
+        if request.positions is None or not isinstance(request.positions[0], list):
+            return request
+        return request.model_copy(update={"positions": request.positions[rows]})
+    options = request.statistic_options
+    by_text = {
+        name: lists_by_text(name, given, count)[rows]
+        for name in ("pairs", "candidates") if (given := getattr(options, name)) is not None
+    }  # fmt: skip
+    if not (by_text or options.names_text):
         return request
 
     def own(value: Any) -> Any:
         return value[rows] if isinstance(value, list) and len(value) == count else value
 
-    options = request.statistic_options
     passages = {name: own(part) for name, part in options.passages.items()}
-    named = options.model_copy(update={"passages": passages, "needle": own(options.needle)})
+    named = options.model_copy(update={"passages": passages, "needle": own(options.needle)} | by_text)
     return request.model_copy(update={"text": own(request.text), "statistic_options": named})
 
 

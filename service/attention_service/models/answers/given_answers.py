@@ -1,4 +1,7 @@
-"""The log-probabilities of the tokens of given answers, each by the prediction at the token before it."""
+"""The log-probabilities of the tokens of given answers.
+
+Each is by the prediction at the token before it, or, of a masked model, at the mask token that it is in place of.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +17,21 @@ from attention_service.models.inputs.prediction_head import Places
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 
+def has_answers(loaded: LoadedModel, inputs: Inputs) -> bool:
+    """True if each text has an answer whose tokens the model predicts. A target is none unless it is asked for."""
+    if inputs.target is not None:
+        return False
+    return inputs.predicted.answers is not None or (loaded.head.predicts == "next" and all(inputs.answers))
+
+
 def check_answers(loaded: LoadedModel, inputs: Inputs, param: str) -> None:
     """Raise InvalidRequest unless each text has an answer that the model predicts."""
+    if inputs.predicted.answers is not None:
+        return
+    if loaded.head.predicts == "own" and loaded.reader.fills_masks:
+        raise InvalidRequest.at(
+            param, "expected answer beside text, with a mask token in the text for each of its tokens"
+        )
     if loaded.head.predicts != "next":
         raise InvalidRequest.at(param, f"{type(loaded.model).__name__} does not predict the tokens of an answer")
     if not all(inputs.answers):
@@ -27,12 +43,14 @@ def check_answers(loaded: LoadedModel, inputs: Inputs, param: str) -> None:
 
 def answer_places(inputs: Inputs) -> Places:
     """The positions that predict the tokens of each answer; those of a shorter one are filled up with its last."""
-    most = max(map(len, inputs.answers))
-    return [[at - 1 for at in (*row, *[row[-1]] * (most - len(row)))] for row in inputs.answers]
+    most, before = max(map(len, inputs.answers)), int(inputs.predicted.answers is None)
+    return [[at - before for at in (*row, *[row[-1]] * (most - len(row)))] for row in inputs.answers]
 
 
 def answer_ids(inputs: Inputs) -> list[list[int]]:
     """The tokens of each answer."""
+    if inputs.predicted.answers is not None:
+        return inputs.predicted.answers
     ids = inputs.predicted.host_ids.tolist()
     return [[ids[text][at] for at in row] for text, row in enumerate(inputs.answers)]
 

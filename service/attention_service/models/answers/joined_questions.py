@@ -20,7 +20,7 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsReply,
     ModelWeightsRequest,
 )
-from attention_contract.schemas.weights import HeadStatistics, TopKeys
+from attention_contract.schemas.weights import BY_KEY, HeadStatistics, TopKeys
 from attention_service.models.answers.model_forward import forward_pass, forward_reply
 from attention_service.models.answers.model_weights import layer_weights, weights_pass, weights_reply
 from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
@@ -29,9 +29,12 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 from attention_service.models.passes.module_taps import CHOSEN_SHARE, MODULE_TAPS
+from attention_service.runtime.binding.bound_pairs import PairField, lists_by_text
 
 Question = tuple[Any, CheckedRequest]
 """A request, and what was read of it."""
+_OF_TEXTS: Final[tuple[PairField, ...]] = ("pairs", "candidates")
+"""Options of statistics that each text has of its own."""
 _REPLY_NUMBERS: Final = 2**18
 """Numbers of weights in a reply up to which the same holds: 1 MiB."""
 
@@ -46,32 +49,34 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
     edited = {edit.tap for edits in checked.edits.values() for edit in edits}
     beside = edited & MODULE_TAPS or (
         isinstance(request, ModelWeightsRequest)
-        and (CHOSEN_SHARE in (request.statistics or ()) or request.statistic_options.names_text)
+        and (CHOSEN_SHARE in (request.statistics or ()) or request.statistic_options.names_parts)
     )
     if beside:
         return None
     apart = None if checked.adapter is None or checked.adapter.mixes else checked.adapter
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
-        several_taps = several_taps or any(inputs.answers)
+        several_taps = several_taps or any(inputs.answers) or bool(checked.watch)
         plain = loaded.head.predicts == "next" and request.select is None and not several_taps
         return (ModelForwardRequest, apart, request.top_k, request.compare) if plain else None
     heads = None if request.select is None else tuple(request.select.heads or ())
     pairs = len(inputs.text.ids) * inputs.text.length**2 * request.return_weights
     numbers = pairs * sum([count * len(heads or range(place.widths.heads)) for place, count in checked.kinds])
-    by_query = request.select is not None and request.select.queries is not None
-    if by_query or request.compare or request.pool is not None or numbers > _REPLY_NUMBERS:
+    by_token = request.select is not None and (request.select.queries or request.select.keys) is not None
+    if by_token or request.compare or request.pool is not None or numbers > _REPLY_NUMBERS:
         return None
     statistics = None if request.statistics is None else tuple(request.statistics)
     options = (request.top_k, request.return_weights, request.average_heads, statistics, request.normalize, heads)
     layers = tuple([place.key for place in checked.places])
-    return (ModelWeightsRequest, apart, layers, options, request.statistic_options.model_dump_json())
+    of_texts = tuple(name for name in _OF_TEXTS if getattr(request.statistic_options, name) is not None)
+    settings = request.statistic_options.model_dump_json(exclude=set[str](_OF_TEXTS))
+    return (ModelWeightsRequest, apart, layers, options, of_texts, settings)
 
 
 @torch.no_grad()
 def joined_replies(loaded: LoadedModel, questions: Sequence[Question]) -> list[WireModel]:
     """Answer questions of one group by one pass. Raises what it does."""
-    request = questions[0][0]
+    request = _of_all(questions)
     stack = loaded.reader.batch([text for _, checked in questions for text in _texts(checked.inputs.text)])
     inputs = Inputs(several=True, text=stack, target=None, arguments=loaded.reader.arguments(stack))
     whole = replace(questions[0][1], inputs=inputs, edits={})
@@ -81,6 +86,20 @@ def joined_replies(loaded: LoadedModel, questions: Sequence[Question]) -> list[W
         if isinstance(request, ModelForwardRequest):
             return _parted(loaded, questions, places, forward_reply(loaded, request, whole, edited), _forward_part)
         return _parted(loaded, questions, places, weights_reply(loaded, request, whole, edited), _weights_part)
+
+
+def _of_all(questions: Sequence[Question]) -> Any:
+    """The first request, with the pairs and the candidates of the texts of all."""
+    first = questions[0][0]
+    lists: dict[str, list[Any]] = {}
+    for request, checked in questions if isinstance(first, ModelWeightsRequest) else ():
+        for name in _OF_TEXTS:
+            given = getattr(request.statistic_options, name)
+            if given is not None:
+                lists.setdefault(name, []).extend(lists_by_text(name, given, len(checked.inputs.text.ids)))
+    if not lists:
+        return first
+    return first.model_copy(update={"statistic_options": first.statistic_options.model_copy(update=lists)})
 
 
 def _texts(stack: Stack) -> list[Tokens]:
@@ -149,7 +168,13 @@ def _layer_part(layer: LayerWeights, row: int | slice, tokens: slice) -> LayerWe
     }
     fields: dict[str, Any] = {
         "layer": layer.layer,
-        "statistics": valid(HeadStatistics, {name: _row(value, row) for name, value in statistics.items()}),
+        "statistics": valid(
+            HeadStatistics,
+            {
+                name: _row(value, row)[..., tokens] if name in BY_KEY else _row(value, row)
+                for name, value in statistics.items()
+            },
+        ),
         "queries": np.asarray(np.asarray(layer.queries)[row]),  # an array, as in the reply to one text
     }
     if layer.weights is not ABSENT:

@@ -6,7 +6,7 @@ Copies whose changes begin at the same layer share one pass, from that layer on.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,15 +21,15 @@ from attention_service.core.tensors import is_finite
 from attention_service.models.answers.objective import objective_of
 from attention_service.models.costs.answer_parts import Passes
 from attention_service.models.costs.pass_memory import SweepSizes
-from attention_service.models.inputs.images.pair_inputs import PairInputs
-from attention_service.models.inputs.prediction_head import Rows
+from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
+from attention_service.models.loaded.model_runner import Predictions, Reading, RunResult, RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.layer_states import LayerStates
-from attention_service.models.passes.shared_layers import KeptStates
+from attention_service.models.passes.points import Point
+from attention_service.models.passes.shared_layers import KeptStates, Resumed
 
 
 class MeasuredEffects(Protocol):
@@ -70,12 +70,12 @@ class MeasuredRuns:
         ``answers``: see ``check_request``.
         """
         self._loaded = loaded
-        if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
+        if loaded.reader.asks_two_vectors(request):
             raise InvalidRequest.at("images", "the effects on one vector are measured: send a text or an image")
         self.checked = check_request(loaded, request, answers)
         """The request's input and its layers."""
         self._objective = objective_of(loaded, self.checked.inputs, request.of)
-        self._asking = AttentionPass({})
+        self._attention_pass = AttentionPass({})
         self._baseline: Rows | None = None
         self.kept = KeptStates()
         """The states of the baseline."""
@@ -101,36 +101,34 @@ class MeasuredRuns:
         yield
         self._seconds += time.perf_counter() - started
 
-    def measure_baseline(self, asking: AttentionPass) -> None:
-        """Run the texts without a change, and find the token whose probability is measured."""
-        objective, stack, shared = self._objective, self.checked.inputs.predicted, self._loaded.shared_layers
+    def measure_baseline(self, spec: RunSpec, read: Mapping[Point, Reading]) -> RunResult:
+        """Run the texts without a change, read states, and find the token whose probability is measured."""
+        objective, stack = self._objective, self.checked.inputs.predicted
         if objective.is_open and objective.places is None:
-            every = replace(objective, places=self._loaded.head.every(stack))
-            self._objective = objective.named(self._rows(asking, places=every.places), stack.mask)
-        with shared.keeping() as self.kept:
-            rows = self._rows(asking)
+            every = self._loaded.head.every(stack)
+            self._objective = objective.named(self._run(spec, places=every).logits, stack.mask)
+        run = self._run(replace(spec, read=read, keeps_layers=True))
+        self.kept = run.layers
         if self._objective.is_open:
-            self._objective = self._objective.named(rows, stack.mask)
-        self._baseline = rows
+            self._objective = self._objective.named(run.logits, stack.mask)
+        self._baseline = run.logits
+        return run
 
-    def measure(
-        self, numbers: Sequence[int], asking: AttentionPass, first: int = 0, states: Tensor | None = None
-    ) -> None:
+    def measure(self, numbers: Sequence[int], spec: RunSpec, first: int = 0, states: Tensor | None = None) -> None:
         """Run a copy of the texts for each of these numbers of changes, and keep how each differs from the baseline.
 
         first: the layer at which all changes begin, of as many as there are for those behind the last layer; states
         ``[copies · B, L, d_model]`` take the place of those that the baseline has before it.
         """
-        loaded, times, shared = self._loaded, len(numbers), self._loaded.shared_layers
-        with ExitStack() as stack:
-            if states is not None and first == shared.count:
-                stack.enter_context(shared.ending(self.kept, 0, states))
-            elif loaded.begins_at(first):
-                wanted = self._wanted() if loaded.begins_at(first, narrow=True) else None
-                stack.enter_context(shared.beginning(self.kept, first, times, wanted, states))
-            rows = self._rows(asking, times)
-        for each in (asking, *(own.attention_pass for own in asking.own)):
-            self._asking.kernels |= each.kernels
+        loaded, times, resumed = self._loaded, len(numbers), None
+        if states is not None and first == loaded.shared_layers.count:
+            resumed = Resumed(self.kept, first, times, states=states)
+        elif loaded.begins_at(first):
+            wanted = self._wanted() if loaded.begins_at(first, narrow=True) else None
+            resumed = Resumed(self.kept, first, times, wanted, states)
+        rows, attention_pass = self._run(replace(spec, resumed=resumed), times).logits, spec.attention_pass
+        for each in (attention_pass, *(own.attention_pass for own in attention_pass.own)):
+            self._attention_pass.kernels |= each.kernels
         baseline = self._measured
         value, before = self._objective.repeated(times).value(rows), self._objective.value(baseline)
         if not is_finite(value):  # NaN in the reply says that there is no such edit or path
@@ -157,8 +155,8 @@ class MeasuredRuns:
             fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
         shape = len(baseline), *map(len, swept.values())
         effects = {name: self._of_all(found, shape) for name, found in self._found.items() if found or name == "value"}
-        self._asking.started = time.perf_counter() - self._seconds
-        about = run_fields(loaded, self.checked, self._asking)
+        self._attention_pass.started = time.perf_counter() - self._seconds
+        about = run_fields(loaded, self.checked, self._attention_pass)
         return valid(ModelEffectsReply, fields | {"effects": valid(ModelEffects, effects)} | about)
 
     @property
@@ -175,13 +173,12 @@ class MeasuredRuns:
             return None
         return torch.tensor(places)
 
-    def _rows(self, asking: AttentionPass, times: int = 1, places: Any = None) -> Rows:
-        """The logits that the measured number depends on, or those at these places, of the texts so many times."""
-        loaded, stack = self._loaded, self.checked.inputs.predicted
+    def _run(self, spec: RunSpec, times: int = 1, places: Places | None = None) -> RunResult:
+        """Run the texts so many times, with the logits that the number depends on, or those at these places."""
+        stack = self.checked.inputs.predicted
         places = self._objective.repeated(times).places if places is None else places
         stack = stack if times == 1 else stack.repeated(times)
-        with LayerStates(loaded.all_places, asking).reading((), output=False, hidden=False):
-            return loaded.output_rows(self.arguments(times), asking, places, stack)[0]
+        return self._loaded.runner.run(self.arguments(times), replace(spec, logits=Predictions(places, stack)))
 
     def _of_all(self, found: Mapping[int, Tensor], shape: tuple[int, ...]) -> Any:
         """``[B, *swept]``; NaN where no layer has such an index."""

@@ -1,7 +1,8 @@
 """A model's predictions for an input, with taps of its layers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -9,11 +10,12 @@ from torch import Tensor
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import Tap
+from attention_contract.schemas.analyses.probes import ProbeScores
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest, ModelTap
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.given_answers import answer_places, answer_replies
-from attention_service.models.answers.model_recordings import recording_of
+from attention_service.models.answers.given_answers import answer_places, answer_replies, has_answers
+from attention_service.models.answers.model_recordings import Recorded, recording_of
+from attention_service.models.answers.read_states import entered_by_stack, states_to_read
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
 from attention_service.models.loaded.checked_request import (
@@ -24,18 +26,24 @@ from attention_service.models.loaded.checked_request import (
 )
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
+from attention_service.models.loaded.model_runner import ON_HOST, WHOLE, Predictions, Reading, RunResult, RunSpec
+from attention_service.models.loaded.streams.watched_probes import WatchedProbe
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask, OwnTexts
-from attention_service.models.passes.attention_places import MEDIA, AttentionPlace
-from attention_service.models.passes.layer_states import LayerStates
+from attention_service.models.passes.attention_places import MEDIA
+from attention_service.models.passes.points import EMBEDDINGS, Point
 
-_AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
+_AROUND: Final = frozenset({"hidden", "mlp", "logits", "output", "pooled", "embeddings"})
 """Returned tensors that are not made by the attention function."""
 
 
 def forward_pass(loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest) -> AttentionPass:
     """Return the pass of a request for predictions and taps. Raises InvalidRequest."""
     taps: Any = _inner_taps(request)
-    return AttentionPass(layer_tasks(loaded, checked, request, lambda place, _: _taps_task(place, request, taps)))
+    for place, _ in checked.kinds:
+        for tap in taps:
+            loaded.runner.check_tap(place, tap, "read", f"return.{request.return_.index(tap)}")
+    task = LayerTask(taps=taps, average_heads=request.average_heads)
+    return AttentionPass(layer_tasks(loaded, checked, request, lambda *_: task))
 
 
 def _check_head(loaded: LoadedModel, request: ModelForwardRequest) -> None:
@@ -51,44 +59,48 @@ def _check_head(loaded: LoadedModel, request: ModelForwardRequest) -> None:
             raise InvalidRequest.at("compare", f"{loaded.without_head}; leave compare out")
 
 
-@torch.no_grad()
 def forward_reply(
+    loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest | None = None,
+    own: Sequence[OwnTexts] = (),
+) -> ModelForwardReply:  # fmt: skip
+    """Return the reply alone: see ``recorded_forward``."""
+    return recorded_forward(loaded, request, checked, own).reply
+
+
+@torch.no_grad()
+def recorded_forward(
     loaded: LoadedModel,
     request: ModelForwardRequest,
     checked: CheckedRequest | None = None,
     own: Sequence[OwnTexts] = (),
-) -> ModelForwardReply:
-    """Return predictions, and taps of layers; ``checked``: the request, if it was read before.
+) -> Recorded[ModelForwardReply]:
+    """Return predictions, and taps of layers, with the recording of the run.
 
-    ``own``: the texts of requests with edits, if several share the pass.
+    ``checked``: the request, if it was read before; ``own``: the texts of requests with edits, if several share a pass.
     Raises InvalidRequest that names the field at fault.
     """
     checked, wanted, keep = checked or read_request(loaded, request), set(request.return_), request.keep
     head, predicted = loaded.head, loaded.head.places(request.positions, checked.inputs)
     answered: Places = []
-    if (
-        predicted is not None
-        and head.predicts == "next"
-        and checked.inputs.target is None
-        and all(checked.inputs.answers)
-    ):
+    if predicted is not None and has_answers(loaded, checked.inputs):
         answered = answer_places(checked.inputs)
         predicted = [[*row, *more] for row, more in zip(predicted, answered, strict=True)]
     _check_head(loaded, request)
     taps: Any = _inner_taps(request)
-    asking = forward_pass(loaded, request, checked)
-    asking.own = own
+    attention_pass = forward_pass(loaded, request, checked)
+    attention_pass.own = own
     twice = not own and _is_twice(loaded, request, checked)
     before = None if twice else _other_rows(loaded, request, checked, predicted)
-    if "hidden" in wanted:
-        for place in checked.places:
-            place.check_tap("hidden", f"return.{request.return_.index('hidden')}")
-    states = LayerStates(loaded.all_places, asking)
-    with states.reading(checked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
-        run = _rows_twice if twice else _rows
-        rows, output = run(loaded, checked, asking, predicted)
+    around: list[ModelTap] = [name for name in ("hidden", "mlp") if name in wanted]
+    for name, place in product(around, checked.places):
+        loaded.runner.check_tap(place, name, "read", f"return.{request.return_.index(name)}")
+    read = states_to_read(loaded, checked, wanted & {"output", "mlp"}, hidden=keep or "hidden" in wanted)
+    read |= dict.fromkeys([EMBEDDINGS] if "embeddings" in wanted else (), ON_HOST)
+    read |= {probe.point: WHOLE for probe in checked.watch if probe.point not in read}
+    run = (_run_twice if twice else _run)(loaded, checked, attention_pass, predicted, read)
+    rows = run.rows
     rows, before = rows.halves if twice and rows is not None else (rows, before)
-    found, several = asking.take(), checked.inputs.several
+    found, several = attention_pass.take(), checked.inputs.several
     fields: dict[str, Any] = {"predicts": head.predicts, "predictions": [], "layers": []}
     if rows is not None and answered:
         count = len(answered[0])
@@ -106,68 +118,90 @@ def forward_reply(
         )
     if rows is not None and "logits" in wanted:
         fields["logits"] = to_numpy(rows.logits if several else rows.logits[0])
-    if "hidden" in wanted:
-        stacks = sorted(states.inputs, key=MEDIA.__contains__)  # those of texts go before those of images
-        first = states.inputs[stacks[0]]
-        fields["embeddings"] = first if several else first[0]
+    for entering, state in _entering(loaded, run.at, wanted).items():
+        fields[entering] = to_numpy(state if several else state[0])
     if "pooled" in wanted:
-        vectors = pooled(output)
+        vectors = pooled(run.output)
         fields["pooled"] = to_numpy(vectors if several else vectors[0])
-    around = {"output": states.output, "hidden": states.hidden}
-    for place in checked.places if wanted - {"logits", "pooled"} else ():
+    for place in checked.places if wanted - {"logits", "pooled", "embeddings"} else ():
         layer = {name: found[place.key][name] for name in taps}
-        for name, arrays in around.items():
+        for name in ("output", "mlp", "hidden"):
             if name in wanted:
                 batched = checked.several(place) if name == "output" else checked.several_states(place)
-                layer[name] = arrays[place.key] if batched else arrays[place.key][0]
+                array = to_numpy(run.at[place.key, name])
+                layer[name] = array if batched else array[0]
         fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
-    loaded.recording = recording_of(loaded, request, checked.inputs, found, states) if keep else None
-    return valid(ModelForwardReply, fields | run_fields(loaded, checked, asking))
+    if checked.watch:
+        fields["watched"] = [_scored(loaded, checked, probe, run.at[probe.point]) for probe in checked.watch]
+    recording = recording_of(loaded, request, checked.inputs, found, run.at) if keep else None
+    return Recorded(valid(ModelForwardReply, fields | run_fields(loaded, checked, attention_pass)), recording)
+
+
+def _entering(loaded: LoadedModel, at: Mapping[Point, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+    """The states that enter the model, and its first layer, by the names of the reply."""
+    found: dict[str, Tensor] = {}
+    if "hidden" in wanted:
+        entered = entered_by_stack(at)
+        found["entered"] = entered[min(entered, key=MEDIA.__contains__)]  # of texts rather than of images
+    if "embeddings" in wanted:
+        state = at[EMBEDDINGS]
+        found["embeddings"] = state.flatten(1, 2) if state.ndim == 4 and loaded.reader.enters == "pixels" else state
+    return found
+
+
+def _scored(loaded: LoadedModel, checked: CheckedRequest, probe: WatchedProbe, state: Tensor) -> ProbeScores:
+    """The scores of every token by a probe."""
+    place = loaded.place_of(probe.layer)
+    batched = checked.several(place) if probe.name == "output" else checked.several_states(place)
+    scores = to_numpy(probe.scores(state.flatten(2)))
+    return valid(ProbeScores, {"probe": probe.id, "scores": scores if batched else scores[0]})
 
 
 @torch.inference_mode()
 def every_logit(loaded: LoadedModel, checked: CheckedRequest) -> Tensor:
     """Return the logits ``[B, L, V]`` at every token of texts, with the edits of a request."""
     request = ModelForwardRequest(tokens=[0])
-    asking = AttentionPass(layer_tasks(loaded, replace(checked, places=[]), request, lambda place, _: NOTHING))
+    attention_pass = AttentionPass(layer_tasks(loaded, replace(checked, places=[]), request, lambda place, _: NOTHING))
     stack = checked.inputs.predicted
-    with LayerStates(loaded.all_places, asking).reading((), output=False, hidden=False):
-        every = [[*range(stack.length)]] * len(stack.ids)
-        return loaded.output_rows(checked.inputs.arguments, asking, every, stack)[0].logits
+    every = [[*range(stack.length)]] * len(stack.ids)
+    spec = RunSpec(attention_pass, logits=Predictions(every, stack))
+    return loaded.runner.run(checked.inputs.arguments, spec).logits.logits
 
 
-def _rows(
-    loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass, places: Places | None
-) -> tuple[Rows | None, Any]:
-    """Run the model. Return its logits at these places of each text, None without a head, and its output."""
-    if loaded.head.predicts is None:
-        return None, loaded.run(checked.inputs.arguments, asking)
-    return loaded.output_rows(checked.inputs.arguments, asking, places, checked.inputs.predicted)
+def _run(
+    loaded: LoadedModel, checked: CheckedRequest, attention_pass: AttentionPass, places: Places | None,
+    read: Mapping[Point, Reading],
+) -> RunResult:  # fmt: skip
+    """Run the model, with its logits at these places of each text unless it has no head."""
+    logits = None if loaded.head.predicts is None else Predictions(places, checked.inputs.predicted)
+    return loaded.runner.run(checked.inputs.arguments, RunSpec(attention_pass, read, logits=logits))
 
 
 def _unedited_rows(
     loaded: LoadedModel, _: ModelForwardRequest, checked: CheckedRequest, places: Places | None
 ) -> Rows | None:
     """The logits of the model without the edits."""
-    return _rows(loaded, checked, AttentionPass({}), places)[0]
+    return _run(loaded, checked, AttentionPass({}), places, {}).rows
 
 
 def _is_twice(loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest) -> bool:
     """True if one pass gives the predictions by the adapter and by its base."""
     if request.compare != "base" or loaded.head.predicts is None or not loaded.adapters.may_mix:
         return False
-    plain = not checked.edits and set(request.return_) <= {"logits"}
+    plain = not (checked.edits or checked.watch) and set(request.return_) <= {"logits"}
     return plain and may_have_more_rows(loaded, request, checked)
 
 
-def _rows_twice(
-    loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass, places: Places | None
-) -> tuple[Rows | None, Any]:
+def _run_twice(
+    loaded: LoadedModel, checked: CheckedRequest, attention_pass: AttentionPass, places: Places | None,
+    read: Mapping[Point, Reading],
+) -> RunResult:  # fmt: skip
     """Run the model over each text twice, by the adapter and then by its base."""
     inputs = checked.inputs
     arguments = {name: torch.cat([x, x]) for name, x in inputs.arguments.items()}
+    logits = Predictions(places and [*places, *places], inputs.text.repeated(2))
     with loaded.adapters.beside_base(len(inputs.text.ids)):
-        return loaded.output_rows(arguments, asking, places and [*places, *places], inputs.text.repeated(2))
+        return loaded.runner.run(arguments, RunSpec(attention_pass, read, logits=logits))
 
 
 def _other_rows(
@@ -183,18 +217,11 @@ def _base_rows(
     loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest, places: Places | None
 ) -> Rows | None:
     """The logits of the base, with the edits of the request."""
-    asking = forward_pass(loaded, request.model_copy(update={"return_": [], "keep": False}), checked)
-    states = LayerStates(loaded.all_places, asking)
-    with loaded.adapters.using(None), states.reading((), output=False, hidden=False):
-        return _rows(loaded, checked, asking, places)[0]
+    attention_pass = forward_pass(loaded, request.model_copy(update={"return_": [], "keep": False}), checked)
+    with loaded.adapters.using(None):
+        return _run(loaded, checked, attention_pass, places, {}).rows
 
 
 def _inner_taps(request: ModelForwardRequest) -> list[ModelTap]:
     """The taps that the attention function makes."""
     return [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
-
-
-def _taps_task(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerTask:
-    for tap in taps:
-        place.check_tap(tap, f"return.{request.return_.index(tap)}")
-    return LayerTask(taps=taps, average_heads=request.average_heads)

@@ -3,13 +3,11 @@
 One pass goes through transformers and this package's attention without leaving autograd's graph.
 """
 
-import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,11 +25,10 @@ from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import answer_replies
-from attention_service.models.answers.graph_runs import EMBEDDINGS, STATES, GraphRun, GraphRuns, Point, differentiated
+from attention_service.models.answers.graph_runs import GraphRun, GraphRuns, differentiated
+from attention_service.models.answers.integrated_path import EmbeddingPath, bound_path
 from attention_service.models.answers.objective import objective_of
 from attention_service.models.costs.answer_parts import BACKWARD, OwnTime, Passes, at_once
-from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
-from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.head_norms import is_normed_by_head, may_be_normed
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -39,6 +36,7 @@ from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import in_float64
+from attention_service.models.passes.points import EMBEDDINGS, STATES, Point
 from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.operations.central_differences import (
     CHECK_FLOOR,
@@ -50,10 +48,6 @@ from attention_service.runtime.operations.central_differences import (
 from attention_transformers.model_layers import LayerKey
 
 _BY_TOKEN: Final = frozenset({"tokens", "embeddings"})
-_DECADES: Final = range(33, 0, -3)
-"""Exponents tried for the smallest scale of an integrated gradient, 10 to the minus this. float32 ends at 38."""
-_SAME: Final = 1e-4
-"""Difference between two values of L that count as one."""
 _STEP: Final = 1e-3
 """First step of central differences along a direction of length 1, relative to the length of the point."""
 _LEAST_STEP: Final = 1e-12
@@ -72,7 +66,7 @@ class ModelGradients:
 
         Raises InvalidRequest that names the field at fault.
         """
-        if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
+        if loaded.reader.asks_two_vectors(request):
             raise InvalidRequest.at(
                 "images", "of a text and an image, their similarity is differentiated: ask …/similarity, or send one"
             )
@@ -89,15 +83,16 @@ class ModelGradients:
         taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | STATES)
         self._taps = taps
         self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
-        self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
+        self._states = tuple(name for name in ("hidden", "mlp", "output") if name in request.wrt)
         for place in self.checked.places:
             for index, name in enumerate(request.wrt):
                 if name not in _BY_TOKEN:
-                    place.check_tap(name, f"wrt.{index}")
+                    loaded.runner.check_tap(place, name, "read", f"wrt.{index}")
             if request.by_head and "by_head" in request.model_fields_set:
-                place.check_tap("context", "by_head")
+                loaded.runner.check_tap(place, "context", "read", "by_head")
         objective = objective_of(loaded, self.checked.inputs, request.of)
-        self._runs = GraphRuns(loaded, self.checked, objective, self._traced, self._states)
+        self._runs = GraphRuns(loaded, self.checked, objective, (*self._traced, *self._states))
+        self._path = None if request.path is None else bound_path(loaded, self.checked, request.path)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest.at(
                 "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
@@ -129,20 +124,24 @@ class ModelGradients:
         if run.answers is not None:
             fields["answer"] = answer_replies(loaded, checked.inputs, run.answers)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
-        if request.integrated is not None:
-            gradient, baseline = yield from self._integrated(embedded, request.integrated, points)
+        change = embedded
+        if self._path is not None:
+            path = EmbeddingPath(self._runs, self._time, self._path, points)
+            gradient, baseline = yield from path.mean_gradient(embedded)
+            change = path.change(embedded)
             fields["baseline"] = self._array(baseline)
-        if embedded.ndim == 4 and isinstance(loaded.reader, EncoderInputs):  # a grid of patches
-            embedded, gradient = embedded.flatten(1, 2), gradient.flatten(1, 2)
+            fields["completeness"] = self._completeness((gradient * change).flatten(1), run.value, baseline)
+        if embedded.ndim == 4 and loaded.reader.enters == "pixels":  # a grid of patches
+            change, gradient = change.flatten(1, 2), gradient.flatten(1, 2)
         if "tokens" in request.wrt:
-            fields["tokens"] = self._array((gradient * embedded).sum(-1))
+            fields["tokens"] = self._array((gradient * change).sum(-1))
         if "embeddings" in request.wrt:
             fields["embeddings"] = self._array(gradient)
         fields["layers"] = []
         for place in checked.places if self._traced or self._states else ():
             fields["layers"].append((yield from self._of_layer(place, run, gradients)))
-        run.asking.started = self._time.began
-        about = run_fields(loaded, checked, run.asking)
+        run.attention_pass.started = self._time.began
+        about = run_fields(loaded, checked, run.attention_pass)
         if request.check:
             del run, gradients
             fields["check"] = yield from self._checks()
@@ -152,7 +151,7 @@ class ModelGradients:
         """Yield gradient · tensor at each point, of each part of the answer, from one graph."""
         self._runs.objective = replace(self._runs.objective, parts=parts)
         run = self._runs.run()
-        self.kernels = run.asking.kernels
+        self.kernels = run.attention_pass.kernels
         points = [*run.at]
         for index in range(len(parts)):
             checkpoint()
@@ -175,9 +174,9 @@ class ModelGradients:
                 fields["heads_normed"] = True
         found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
         for tap in self._taps:
-            problem, selection = run.asking.problems[place.key], self._selections[place.key]
+            problem, selection = run.attention_pass.problems[place.key], self._selections[place.key]
             found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
-        arrays = {name: (states if name == "hidden" else array)(x) for name, x in found.items()}
+        arrays = {name: (states if name in {"hidden", "mlp"} else array)(x) for name, x in found.items()}
         return valid(LayerGradients, fields | {"gradients": arrays})
 
     def _is_normed(self, place: AttentionPlace) -> Passes[bool]:
@@ -188,54 +187,13 @@ class ModelGradients:
             tried[kind] = is_normed_by_head(self._loaded, place)
         return tried[kind]
 
-    def _integrated(self, embedded: Tensor, steps: int, points: int) -> Passes[tuple[Tensor, Tensor]]:
-        """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.
-
-        Gauss's quadrature over the logarithm of the scale of the embeddings, since a norm makes L change by the
-        order of magnitude of what it divides.
-        """
-        decades, baseline = yield from self._decades(points)
-        length = decades * math.log(10)
-        nodes, weights = np.polynomial.legendre.leggauss(steps)
-        scales = np.exp((nodes - 1) / 2 * length)
-        shares = torch.from_numpy(weights / 2 * length * scales).to(embedded.device)
-        total = torch.zeros_like(embedded)
-        for start in range(0, steps, points):
-            yield from self._time.between(BACKWARD * min(points, steps - start))
-            some = slice(start, start + points)
-            run = self._runs.run(scales=scales[some].tolist())
-            [gradient] = pullback([run.value], [run.at[EMBEDDINGS]], [torch.ones_like(run.value)])
-            wide = torch.promote_types(gradient.dtype, torch.float32)
-            by_point = gradient.to(wide).view(-1, *embedded.shape)
-            total += torch.tensordot(shares[some].to(wide), by_point, 1).to(total.dtype)
-        if total.dtype == torch.float16 and not bool(total.isfinite().all()):
-            raise InvalidRequest.at(
-                "integrated",
-                "the gradients at small embeddings exceed float16; load the model with dtype bfloat16 or float32",
-            )
-        return total, baseline
-
-    def _decades(self, points: int) -> Passes[tuple[int, Tensor]]:
-        """The number of decades below 1 of the scale of the embeddings in which L comes from that of zeros, and that L.
-
-        A norm multiplies small states by 1 / √ε, so each one of a deep model brings the end nearer to zero.
-        """
-        yield from self._time.between(1)
-        [baseline] = self._values([0.0])
-        found = _DECADES[0]
-        for start in range(0, len(_DECADES), points):
-            some = _DECADES[start : start + points]
-            yield from self._time.between(len(some))
-            for decades, value in zip(some, self._values([10.0**-each for each in some]), strict=True):
-                if bool(((value - baseline).abs() > _SAME * baseline.abs().clamp_min(1)).any()):
-                    return found, baseline
-                found = decades
-        return found, baseline
-
-    def _values(self, scales: Sequence[float]) -> Tensor:
-        """L ``[points, B]`` at these scales of the embeddings."""
-        value = self._runs.run(scales=scales, graph=False).value
-        return value.view(len(scales), -1)
+    def _completeness(self, attributions: Tensor, value: Tensor, baseline: Tensor) -> dict[str, Any]:
+        """The sums of attributions ``[B, …]``, the change of L that they explain, and the gap between both."""
+        attributed, expected = attributions.double().sum(1), value.detach().double() - baseline.double()
+        gap = attributed - expected
+        found = {"attributed": attributed, "expected": expected, "gap": gap, "relative_gap": gap / expected.abs()}
+        found["relative_gap"][expected == 0] = torch.nan
+        return {name: self._array(x) for name, x in found.items()}
 
     def _array(self, x: Tensor, *, several: bool | None = None) -> Any:
         """A result ``[B, …]`` as the reply has it; ``several``: with its batch dimension."""

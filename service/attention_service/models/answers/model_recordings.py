@@ -1,28 +1,43 @@
 """A run of a model as a recording: weights, taps and hidden states of its layers, with labels."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 import numpy as np
+from torch import Tensor
 
+from attention_contract.base import WireModel
 from attention_contract.recording_tensors import AXES, RecordedStack, place_of
 from attention_contract.schemas.prompts import ModelInput
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
+from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.read_states import entered_by_stack
 from attention_service.models.inputs.conversations import ChatForm
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Inputs, Stack
-from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import unseen_layers
 from attention_service.models.passes.attention_places import VISION, stack_of
-from attention_service.models.passes.layer_states import LayerStates
+from attention_service.models.passes.points import Point
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import LayerKey
 
 _SOFTWARE = ("attention-service", "transformers", "torch")
+
+ReplyT_co = TypeVar("ReplyT_co", bound=WireModel, covariant=True)
+
+
+@dataclass(frozen=True)
+class Recorded(Generic[ReplyT_co]):
+    """A reply, and the recording of its run if the request keeps it."""
+
+    reply: ReplyT_co
+    recording: RecordingFile | None
 
 
 def recording_of(
@@ -30,10 +45,11 @@ def recording_of(
     request: ModelInput,
     inputs: Inputs,
     found: Mapping[LayerKey, Fields],
-    states: LayerStates,
+    states: Mapping[Point, Tensor],
 ) -> RecordingFile:
-    """Make the recording of a run over one text. ``found``: the results of the layers, with what is ``whole`` of each.
+    """Make the recording of a run over one text.
 
+    ``found``: the results of the layers, with what is ``whole`` of each; ``states``: those around the layers.
     The crops of images follow each other as one sequence. Layers of stacks that recordings have no name for are left
     out, and so are the taps with a dimension of keys of layers whose keys are not the tokens of one text.
     """
@@ -54,14 +70,15 @@ def recording_of(
         number = rest.partition(".")[0]
         heads = loaded.places[str(key)].widths.heads
         attentions.append({"name": name, "heads": [f"L{number}H{head}" for head in range(heads)]})
-    for kind, arrays in (("hidden", states.hidden), ("output", states.output)):
-        for key, array in arrays.items():
-            stack, _, rest = layer_name(key).partition(".")
-            if stack in tensors and not (kind == "hidden" and rest.endswith(".cross")):
-                tensors[stack][f"{rest}.{kind}"] = _rows(array)
-    for stack, array in states.inputs.items():
+    for (layer, kind), state in states.items():
+        if layer is None or kind == "entering":
+            continue
+        stack, _, rest = layer_name(layer).partition(".")
+        if stack in tensors and not (kind == "hidden" and rest.endswith(".cross")):
+            tensors[stack][f"{rest}.{kind}"] = _rows(to_numpy(state))
+    for stack, state in entered_by_stack(states).items():
         if stack in tensors and (stack != VISION or tensors[VISION]):
-            tensors[stack]["embeddings"] = _rows(array)
+            tensors[stack]["embeddings"] = _rows(to_numpy(state))
     text = reader.labels(inputs.text)[0].tokens
     tokens = {"layers": text}
     if inputs.target is not None:

@@ -14,6 +14,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply, ModelWeightsRequest, Passage
 from attention_contract.schemas.weights import (
     NEEDS_NEEDLE,
+    NEEDS_PAIRS,
     HeadStatistics,
     StatisticOptions,
     TopKeys,
@@ -23,21 +24,25 @@ from attention_contract.schemas.weights import (
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.problem import Problem
 from attention_service.models.answers.given_answers import check_answers
-from attention_service.models.answers.model_recordings import recording_of
-from attention_service.models.inputs.conversations import ANSWER, ChatForm
+from attention_service.models.answers.model_recordings import Recorded, recording_of
+from attention_service.models.answers.read_states import states_to_read
+from attention_service.models.inputs.conversations import ANSWER, ChatForm, Conversation
+from attention_service.models.inputs.input_stacks import Stack
+from attention_service.models.inputs.named_spans import span_tokens
 from attention_service.models.loaded.checked_request import CheckedRequest, layer_tasks, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
+from attention_service.models.loaded.model_runner import RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
-from attention_service.models.passes.layer_states import LayerStates
 from attention_service.models.passes.module_taps import CHOSEN_SHARE
+from attention_service.runtime.binding.bound_pairs import TextTokens
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import (
     BoundStatistics,
     bind_statistics,
     check_able,
-    check_sink_mass,
+    check_unspoiled,
 )
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import LayerKey
@@ -66,14 +71,15 @@ def weights_pass(
     Raises InvalidRequest.
     """
     inspected = _inspection(request)
-    check_able(request.statistics, NEEDS_NEEDLE.union(*(place.own_statistics for place, _ in checked.kinds)))
-    check_sink_mass(request.statistics, chain.from_iterable(checked.edits.values()))
+    check_able(
+        request.statistics, (NEEDS_NEEDLE | NEEDS_PAIRS).union(*(place.own_statistics for place, _ in checked.kinds))
+    )
+    check_unspoiled(request.statistics, chain.from_iterable(checked.edits.values()))
     named = _named_keys(loaded, request, checked)
     statistics: dict[Hashable, BoundStatistics] = {}
 
     def task(place: AttentionPlace, bound: BoundRequest) -> LayerTask:
-        sinks = "sink_mass" in place.own_statistics
-        over = place.queries, place.keys, place.compression, place.mixes, sinks
+        over = place.queries, place.keys, place.compression, place.mixes, place.own_statistics
         if over not in statistics:
             statistics[over] = _layer_statistics(request, checked, named, place, bound)
         share = CHOSEN_SHARE in (request.statistics or ())
@@ -86,33 +92,42 @@ def weights_pass(
     )
 
 
-@torch.no_grad()
 def weights_reply(
+    loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest | None = None,
+    own: Sequence[OwnTexts] = (),
+) -> ModelWeightsReply:  # fmt: skip
+    """Return the reply alone: see ``recorded_weights``."""
+    return recorded_weights(loaded, request, checked, own).reply
+
+
+@torch.no_grad()
+def recorded_weights(
     loaded: LoadedModel,
     request: ModelWeightsRequest,
     checked: CheckedRequest | None = None,
     own: Sequence[OwnTexts] = (),
-) -> ModelWeightsReply:
-    """Return what each head of each layer looks at; ``checked``: the request, if it was read before.
+) -> Recorded[ModelWeightsReply]:
+    """Return what each head of each layer looks at, with the recording of the run.
 
-    ``own``: the texts of requests with edits, if several share the pass.
+    ``checked``: the request, if it was read before; ``own``: the texts of requests with edits, if several share a pass.
     Raises InvalidRequest that names the field at fault.
     """
     checked = checked or read_request(loaded, request)
     unedited = KeptAttentions([place.key for place in checked.places])
     if request.compare and any(checked.edits.values()):
-        loaded.run(checked.inputs.arguments, unedited, logits=torch.tensor([0]))
-    asking = weights_pass(loaded, request, checked, unedited.problems)
-    asking.started, asking.own = unedited.started, own
-    states = LayerStates(loaded.all_places, asking)
-    with states.reading(checked.places, output=False, hidden=request.keep):
-        loaded.run(checked.inputs.arguments, asking, logits=torch.tensor([0]))
-    found = asking.take()
+        loaded.runner.run(checked.inputs.arguments, RunSpec(unedited))
+    attention_pass = weights_pass(loaded, request, checked, unedited.problems)
+    attention_pass.started, attention_pass.own = unedited.started, own
+    spec = RunSpec(attention_pass, states_to_read(loaded, checked, hidden=request.keep))
+    run = loaded.runner.run(checked.inputs.arguments, spec)
+    found = attention_pass.take()
     layers = [
         layer_weights(place.key, found[place.key], implicit=place.mixes != "attention") for place in checked.places
     ]
-    loaded.recording = recording_of(loaded, request, checked.inputs, found, states) if request.keep else None
-    return valid(ModelWeightsReply, {"layers": layers} | run_fields(loaded, checked, asking))
+    recording = recording_of(loaded, request, checked.inputs, found, run.at) if request.keep else None
+    return Recorded(
+        valid(ModelWeightsReply, {"layers": layers} | run_fields(loaded, checked, attention_pass)), recording
+    )
 
 
 def layer_weights(key: LayerKey, found: Fields, *, implicit: bool = False) -> LayerWeights:
@@ -133,7 +148,7 @@ def layer_weights(key: LayerKey, found: Fields, *, implicit: bool = False) -> La
 
 def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
     """The request as it is to each layer, without its edits."""
-    names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare")
+    names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare", "normalize")
     return valid(WeightsRequest, {name: getattr(request, name) for name in names})
 
 
@@ -144,14 +159,19 @@ def _named_keys(loaded: LoadedModel, request: ModelWeightsRequest, checked: Chec
         raise InvalidRequest.at(
             f"{_AT}.needle", f"the statistic {min(names)} counts the tokens of a part of the text; send that part"
         )
-    if not options.names_text:
+    if not options.names_parts:
         return NamedKeys()
-    if request.all_images or request.all_audio or (request.text is None and request.messages is None):
-        raise InvalidRequest.at(_AT, "passages and needle are parts of text or messages; send one of these alone")
-    texts = _texts(loaded, request, checked)
+    if options.names_text and (
+        request.all_images or request.all_audio or (request.text is None and request.messages is None)
+    ):
+        raise InvalidRequest.at(
+            _AT, "passages, needle, characters and messages are parts of text or messages; send one of these alone"
+        )
+    texts = _texts(loaded, request, checked) if options.names_text else []
     passages = {
         name: _tokens_of(checked, texts, part, f"{_AT}.passages.{name}") for name, part in options.passages.items()
     }
+    passages |= _spans(loaded, request, checked, texts)
     if not names or options.needle is None:
         return NamedKeys(passages)
     inputs = checked.inputs
@@ -161,6 +181,21 @@ def _named_keys(loaded: LoadedModel, request: ModelWeightsRequest, checked: Chec
     for row, places in enumerate(inputs.answers):
         following[row, np.array(places) - 1] = ids[row, places]
     return NamedKeys(passages, _tokens_of(checked, texts, options.needle, f"{_AT}.needle"), following)
+
+
+def _spans(
+    loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest, texts: list[str]
+) -> dict[str, NDArray[np.bool_]]:
+    """The tokens ``[B, L]`` of each named span. Raises InvalidRequest."""
+    stack, found = checked.inputs.text, dict[str, NDArray[np.bool_]]()
+    known: list[str | Conversation | None] = [*texts] if texts else [None] * len(stack.ids)
+    if request.messages is not None and texts:
+        known = [loaded.reader.conversation(request.messages, ChatForm.of(request), parted=True)]
+    for number, span in enumerate(request.statistic_options.spans):
+        tokens = found[span.name] = np.zeros((len(stack.ids), stack.length), bool)
+        for row, (real, spans, text) in enumerate(zip(stack.real_tokens, stack.spans, known, strict=True)):
+            tokens[row, span_tokens(span, f"{_AT}.spans.{number}", real, spans, text)] = True
+    return found
 
 
 def _layer_statistics(
@@ -181,15 +216,27 @@ def _layer_statistics(
         query_tokens=queries.host_ids if of_tokens else None,
         needle=needle,
         next_tokens=named.next_tokens if queries is checked.inputs.predicted else None,
+        pairs=options.pairs,
+        candidates=options.candidates,
     )
     names = request.statistics  # the share of a choice is computed of other weights
     found = bind_statistics(
         names if names is None else [name for name in names if name != CHOSEN_SHARE],
         given, batch=bound.batch, queries=bound.queries, keys=bound.keys,
-        learned_sinks="sink_mass" in place.own_statistics,
-        normalize=request.normalize, implicit=place.mixes != "attention",
+        able=place.own_statistics, normalize=request.normalize, implicit=place.mixes != "attention",
+        same_tokens=queries is keys, texts=_text_tokens(request, place, queries, keys),
+        where=f" of layer {place.key}",
     )  # fmt: skip
     return replace(found, starts=keys.starts, key_positions=keys.positions)
+
+
+def _text_tokens(request: ModelWeightsRequest, place: AttentionPlace, queries: Stack, keys: Stack) -> list[TextTokens]:
+    """The tokens of each text among the queries and the keys of a layer. Raises InvalidRequest for windows."""
+    if place.windows is not None and request.statistic_options.pairs is not None:
+        raise InvalidRequest.at(
+            f"{_AT}.pairs", f"layer {place.key} attends within windows, whose tokens are no text; name other layers"
+        )
+    return [TextTokens(*each) for each in zip(queries.real_tokens, keys.real_tokens, strict=True)]
 
 
 def _texts(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> list[str]:

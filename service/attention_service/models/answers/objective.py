@@ -10,8 +10,14 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, PredictedLogit
 from attention_service.core.tensors import to_torch
-from attention_service.models.answers.given_answers import answer_ids, answer_logs, answer_places, check_answers
-from attention_service.models.head_kinds import NO_OBJECT
+from attention_service.models.answers.given_answers import (
+    answer_ids,
+    answer_logs,
+    answer_places,
+    check_answers,
+    has_answers,
+)
+from attention_service.models.folders.head_kinds import NO_OBJECT
 from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -53,7 +59,7 @@ class Objective:
         return chosen if self.against is None else chosen - found[:, 0, self.against]
 
     def named(self, rows: Rows, real: Tensor | None) -> "Objective":
-        """The same of the likeliest token or class at each place, or at the likeliest place of the class.
+        """Return a copy with the missing token (argmax) or position filled in.
 
         ``rows``: those of every token, if the place is not given; ``real [B, L]``: the tokens that are no padding.
         """
@@ -72,7 +78,7 @@ class Objective:
     def divergence(self, before: Rows, after: Rows) -> Tensor | None:
         """Σ p · ln(p / q) ``[B]`` of predictions p and q in float64, in nats; None for a head that has none.
 
-        Of an answer the sum over its tokens, or the mean; else the mean over the positions.
+        Summed (or averaged) over answer tokens; otherwise averaged over positions.
         """
         if before.partition is not None or self.head.scores or self.head.predicts is None:
             return None
@@ -104,9 +110,7 @@ def objective_of(
     head = loaded.head
     if head.predicts is None and not isinstance(of, GivenUpstream):
         raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
-    # A target is the decoder's text of any question, and no answer unless it is asked for.
-    answered = inputs.target is None and any(inputs.answers) and head.predicts == "next"
-    if isinstance(of, GivenAnswer) or (answered and of is None):
+    if isinstance(of, GivenAnswer) or (of is None and has_answers(loaded, inputs)):
         check_answers(loaded, inputs, "of")
         mean = isinstance(of, GivenAnswer) and of.answer == "mean"
         return Objective(head, answer_places(inputs), answers=answer_ids(inputs), mean=mean)

@@ -24,12 +24,10 @@ from attention_service.models.answers.sentence_settings import SentenceSettings,
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.conversations import ChatForm
-from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.input_stacks import Stack, Tokens
-from attention_service.models.loaded.last_states import LastStates
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
-from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.loaded.model_runner import RunResult, RunSpec
 
 _UNLIMITED: Final = 2**31
 """A length that transformers writes for none."""
@@ -75,9 +73,9 @@ class EmbeddingPlan:
 
 def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingPlan:
     """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
-    if isinstance(loaded.reader, PairInputs) and request.pooling is not None:
+    if loaded.reader.vector_width is not None and request.pooling is not None:
         raise InvalidRequest.at("pooling", "the vectors of a pair of encoders have no other pooling; leave it out")
-    settings = _settings(loaded, request.pooling)
+    settings = _scaled(_settings(loaded, request.pooling), request.normalize)
     size = min(settings.dimensions or _UNLIMITED, _size(loaded, settings))
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidRequest.at("dimensions", f"the vectors have {size}", limit=size)
@@ -90,7 +88,7 @@ def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingP
         for place, ids in inputs.items():
             loaded.reader.check(ids, place)
         return EmbeddingPlan(settings, [*inputs.values()], [0] * len(inputs))
-    return plan_texts(loaded, inputs, request.prompt_name, request.pooling)
+    return replace(plan_texts(loaded, inputs, request.prompt_name, request.pooling), settings=settings)
 
 
 def plan_texts(
@@ -116,16 +114,18 @@ def plan_texts(
 
 def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -> Embeddings:
     """Return a vector for each text."""
-    reader, rows, asking = loaded.reader, plan.rows, AttentionPass({})
+    reader, rows = loaded.reader, plan.rows
     checkpoint()
     with torch.inference_mode():
-        if isinstance(reader, PairInputs):
-            vectors = normalized(loaded.run(reader.arguments(plan.stack(loaded)), asking).pooler_output)
+        if reader.vector_width is not None:
+            run = loaded.runner.run(reader.arguments(plan.stack(loaded)), RunSpec())
+            vectors = run.output.pooler_output if request.normalize is False else normalized(run.output.pooler_output)
         else:
-            states = loaded.last_states
-            vectors = torch.cat([vectors_of(loaded, states, part, asking) for part in passes_of(loaded, plan)])
-    if request.dimensions is not None:
-        vectors = normalized(vectors[:, : request.dimensions])
+            spec = RunSpec(last_states=True)
+            vectors = torch.cat([vectors_of(loaded, part, spec)[0] for part in passes_of(loaded, plan)])
+    vectors = vectors[:, : request.dimensions]
+    if request.normalize or (request.normalize is None and request.dimensions is not None):
+        vectors = normalized(vectors)
     if not bool(vectors.isfinite().all()):
         raise NotFinite("the vectors are not finite", param="model", field="embedding")
     written: list[Any] = vectors.tolist()
@@ -150,13 +150,14 @@ def passes_of(loaded: LoadedModel, plan: EmbeddingPlan) -> list[EmbeddingPlan]:
     return [plan.of([text]) for text in range(len(plan.rows))]
 
 
-def vectors_of(
-    loaded: LoadedModel, last_states: LastStates, plan: EmbeddingPlan, asking: AttentionPass
-) -> Tensor:  # fmt: skip
-    """Run texts as one batch. Returns their vectors ``[B, D]``."""
+def vectors_of(loaded: LoadedModel, plan: EmbeddingPlan, spec: RunSpec) -> tuple[Tensor, RunResult]:
+    """Run texts as one batch. Returns their vectors ``[B, D]``, and the results of the run."""
     stack = plan.stack(loaded)
     mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
-    return plan.pooled(last_states.of(loaded.reader.arguments(stack), asking), mask)
+    run = loaded.runner.run(loaded.reader.arguments(stack), spec)
+    if run.last_states is None:
+        raise TypeError("vectors are made of last states")
+    return plan.pooled(run.last_states, mask), run
 
 
 def _settings(loaded: LoadedModel, pooling: str | None = None) -> SentenceSettings:
@@ -166,6 +167,14 @@ def _settings(loaded: LoadedModel, pooling: str | None = None) -> SentenceSettin
     """
     found = _settings_of_checkpoint(loaded)
     return found if pooling is None else replace(found, modes=(pooling,))
+
+
+def _scaled(settings: SentenceSettings, normalize: bool | None) -> SentenceSettings:
+    """The settings without the last scaling to length 1, if ``normalize`` is false."""
+    steps = settings.steps
+    while normalize is False and steps and steps[-1] is normalized:
+        steps = steps[:-1]
+    return replace(settings, steps=steps)
 
 
 def _settings_of_checkpoint(loaded: LoadedModel) -> SentenceSettings:
@@ -227,9 +236,8 @@ def _size(loaded: LoadedModel, settings: SentenceSettings) -> int:
 
 
 def _width(loaded: LoadedModel) -> int:
-    if isinstance(loaded.reader, PairInputs):
-        return loaded.reader.vector_width
-    return loaded.last_states.width
+    own = loaded.reader.vector_width
+    return loaded.last_states.width if own is None else own
 
 
 def _pool(mode: str, states: Tensor, real: Tensor, place: Tensor) -> Tensor:

@@ -64,4 +64,5 @@ def _read(loaded: LoadedModel, request: TokenizeRequest) -> tuple[Stack, str]:
         return reader.batch([reader.tokens(prompt, "prompt", special=False)]), prompt
     given = ModelForwardRequest(text=prompt, text_pair=request.text_pair, answer=request.answer)
     with fields_named(text="prompt"):
-        return reader.batch(reader.texts(given)[0]), prompt + (request.answer or "")
+        stack = reader.batch(reader.texts(given)[0])
+        return stack, prompt + (request.answer or "") if stack.answers is None else prompt

@@ -16,7 +16,7 @@ def embeddings(
 ) -> Passes[Embeddings]:
     """Return a vector for each text."""
     found: list[Embeddings] = []
-    for some in _parts([len(row) for row in plan.rows], memory):
+    for some in parts_of([len(row) for row in plan.rows], memory):
         if found:
             yield len(some)
         found.append(embed(loaded, request, plan.of(some)))
@@ -38,7 +38,7 @@ def similarities(
     half, passes = len(rows) // 2, BACKWARD if request.gradients else 1
     tokens = [2 * max(len(rows[pair]), len(rows[half + pair])) for pair in range(half)]
     found: list[TextSimilarityReply] = []
-    for some in _parts(tokens, memory, passes):
+    for some in parts_of(tokens, memory, passes):
         if found:
             yield from time.between(2 * passes * len(some))
         both = [*some, *(half + pair for pair in some)]
@@ -53,7 +53,7 @@ def similarities(
     return found[0].model_copy(update={**lists, "ran": ran})
 
 
-def _parts(tokens: Sequence[int], memory: PassMemory, times: int = 1) -> Iterator[range]:
+def parts_of(tokens: Sequence[int], memory: PassMemory, times: int = 1) -> Iterator[range]:
     """The texts of each part, in their order: as many as are fast together if each is as long as the longest."""
     first = 0
     while first < len(tokens):

@@ -1,7 +1,6 @@
 """The cosine of the vectors of two texts, and its gradient by token."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,14 @@ from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.core.cancellation import checkpoint
-from attention_service.models.answers.pair_similarity import images_of
+from attention_service.models.answers.pairs.pair_similarity import images_of
 from attention_service.models.answers.text_embeddings import EmbeddingPlan, passes_of, plan_texts, vectors_of
 from attention_service.models.inputs.input_stacks import Stack
-from attention_service.models.loaded.entering_states import kept_as_leaf
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_ran
+from attention_service.models.loaded.model_runner import RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.points import EMBEDDINGS
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> Simi
     if loaded.reader.tokenizer is None:
         raise InvalidRequest.at("pairs", f"{loaded.reader.no_tokenizer}; take a model that reads texts")
     if request.gradients:
-        loaded.entering.check_differentiable("gradients", "send gradients: false for the similarities alone")
+        loaded.runner.check(EMBEDDINGS, "keep", "gradients", "send gradients: false for the similarities alone")
     names: Sequence[str | None] = request.prompt_names or (None, None)
     sides = [
         plan_texts(
@@ -59,26 +59,25 @@ def similarity_reply(
     loaded: LoadedModel, request: TextSimilarityRequest, planned: SimilarityPlan
 ) -> TextSimilarityReply:
     """Return the cosine of each pair, and the share of each token in it."""
-    stack, asking, parts = planned.stack, AttentionPass({}), passes_of(loaded, planned.plan)
-    last_states, embedded = loaded.last_states, dict[int, Tensor]()
-    vectors = list[Tensor]()
+    stack, attention_pass, parts = planned.stack, AttentionPass({}), passes_of(loaded, planned.plan)
+    embedded, vectors = list[Tensor](), list[Tensor]()
+    spec = RunSpec(attention_pass, keep=[EMBEDDINGS] if request.gradients else [], last_states=True)
     with torch.set_grad_enabled(request.gradients):
-        for number, part in enumerate(parts):
+        for part in parts:
             checkpoint()
-            with ExitStack() as hooks:
-                if request.gradients:
-                    hooks.callback(loaded.entering.changing(kept_as_leaf(embedded, number)))
-                vectors.append(vectors_of(loaded, last_states, part, asking))
+            vector, run = vectors_of(loaded, part, spec)
+            vectors.append(vector)
+            embedded += run.at.values()
         first, second = torch.cat(vectors).chunk(2)
         cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
     labels = loaded.reader.labels(stack)
     fields: dict[str, Any] = {"similarity": cosine.tolist(), "labels": _by_pair(labels)}
     if request.gradients:
-        gradients = torch.autograd.grad(cosine.sum(), [*embedded.values()])
-        found = [(x * leaf).sum(-1).detach() for x, leaf in zip(gradients, embedded.values(), strict=True)]
+        gradients = torch.autograd.grad(cosine.sum(), embedded)
+        found = [(x * leaf).sum(-1).detach() for x, leaf in zip(gradients, embedded, strict=True)]
         shares = found[0] if len(parts) == 1 else _filled_up(found, stack)
         fields["tokens"] = _by_pair(shares.tolist())
-    return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, asking, loaded.adapters.active)})
+    return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, attention_pass, loaded.adapters.active)})
 
 
 def _filled_up(of_texts: Sequence[Tensor], stack: Stack) -> Tensor:

@@ -8,12 +8,9 @@ from torch import nn
 
 from attention_contract.schemas.costs.model_complexity import ImageSize, ImageTokens
 from attention_service.cost import flops
-from attention_service.models.inputs.images.encoder_inputs import SHORT, EncoderInputs
+from attention_service.models.inputs.images.encoder_inputs import SHORT
 from attention_service.models.inputs.images.image_decoding import sized_bytes
-from attention_service.models.inputs.images.pair_inputs import PairInputs
-from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.inputs.input_stacks import SizedImage
-from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
 
@@ -26,11 +23,11 @@ class ImageCosts:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self.encodes = isinstance(loaded.reader, EncoderInputs)
+        self.encodes = loaded.reader.enters == "pixels"
         """True for an encoder of images, all of which is counted here."""
-        reads = self.encodes or isinstance(loaded.reader, PromptInputs | PairInputs | SoundPrompts)
+        reads = self.encodes or loaded.reader.media is not None
         every = [*loaded.places.values()]
-        self.places = [each for each in every if reads and (self.encodes or each.queries == "media")]
+        self.places = [each for each in every if reads and loaded.reader.sees(each)]
         """The attentions that see images."""
         own = [each for each in every if each not in self.places]
         root = _root_of(loaded.model, own[0]) if reads and own else ""
@@ -70,11 +67,9 @@ class ImageCosts:
         if place.windows is not None:
             windows, length = place.windows.order.shape
             return flops(place.bound(windows, length, length), masked=True).matmul
-        whole = getattr(self._loaded.reader, "whole", ())
-        cut = image.windows and int(str(place.key).rpartition(".")[2]) not in whole
+        cut = image.windows and place.number not in self._loaded.reader.whole
         lengths = image.windows if cut else [image.length] * image.crops
-        objects = getattr(self._loaded.reader, "objects", 0) if self.encodes else 0
-        own = {"target": objects}
+        own = {"target": self._loaded.reader.objects}
         return sum(
             flops(place.bound(1, own.get(place.queries or "", n), own.get(place.keys or "", n)), masked=True).matmul
             for n in lengths

@@ -13,7 +13,7 @@ from attention_service.core.methods.recurrence import CHUNK
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.implicit_layers import is_by_channel
+from attention_service.models.passes.mixers.implicit_layers import is_by_channel
 
 _MATRICES: Final = 6
 """Matrices of implicit weights that a layer holds at once: parts and whole, what was edited, and what is inspected."""
@@ -41,6 +41,11 @@ def implicit_bytes(loaded: LoadedModel, checked: CheckedRequest, request: ModelI
 def shown_places(loaded: LoadedModel) -> list[AttentionPlace]:
     """The layers whose implicit weights are those of all layers: no layer with weights by channel."""
     return [place for place in loaded.implicit.values() if not is_by_channel(place.module)]
+
+
+def most_matrix_bytes(loaded: LoadedModel, places: Iterable[AttentionPlace], batch: int, length: int) -> int:
+    """The memory in which the weights of one of these layers after the other are made; 0 without any."""
+    return max(matrix_bytes(places, batch, length, loaded.model.dtype.itemsize), default=0)
 
 
 def matrix_bytes(

@@ -7,11 +7,10 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import LensPart
 from attention_service.cost import Traffic
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.readout import LOGITS_AT_ONCE, check_has_unembedding
 from attention_service.models.passes.attention_places import AttentionPlace
 
-LOGITS_AT_ONCE: Final = 2**24
-"""Logits that are made at once."""
-_COPIES: Final = 4
+_MATRIX_COPIES: Final = 4
 """Copies of them: of the matrix, in float32, their shares, and those of the model."""
 _STATES: Final = 5
 """States of each layer that are kept at the positions that are read."""
@@ -24,7 +23,7 @@ class LensCost(NamedTuple):
 
     readings: int
     peak_bytes: int
-    """Memory beside that of the pass, the reply included twice."""
+    """Peak memory beyond the forward pass; the reply counts twice."""
     traffic: Traffic
 
 
@@ -60,20 +59,7 @@ def lens_cost(
         blocks * vocabulary * width * itemsize + 3 * logits, logits, operations=8 * (len(places) + blocks),
         products=products, half_products=products if itemsize == 2 else 0,
     )  # fmt: skip
-    return LensCost(readings, states + _COPIES * 4 * at_once + 2 * reply, traffic)
-
-
-def check_has_unembedding(loaded: LoadedModel, param: str) -> None:
-    """Raise InvalidRequest for a model that predicts no tokens of a text, of which there is nothing to read states by.
-
-    One that predicts the token at its own place, such as BERT, reads them by its whole head.
-    """
-    head = loaded.head
-    if head.predicts == "next" or (head.predicts == "own" and loaded.model.main_input_name == "input_ids"):
-        return
-    name = type(loaded.model).__name__
-    why = loaded.without_head if head.predicts is None else f"{name} predicts no tokens of a text"
-    raise InvalidRequest.at(param, f"{why}, so a lens has no unembedding to read by")
+    return LensCost(readings, states + _MATRIX_COPIES * 4 * at_once + 2 * reply, traffic)
 
 
 def check_predicts_next(loaded: LoadedModel, param: str) -> None:

@@ -1,25 +1,28 @@
-"""The memory, operations and time of passes of a whole model: its matrices, and the attention of each of its layers.
+"""The operations and the time of the stages of questions: a model's matrices, and the attention of each of its layers.
 
 Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[m, k]`` takes 2·m·k FLOPs a token.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.analyses.lenses import LensPart
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
-from attention_service.cost import Traffic, flops
+from attention_service.cost import NOTHING, Traffic, flops
+from attention_service.models.costs.generation_memory import generation_bytes
 from attention_service.models.costs.image_costs import image_tokens
 from attention_service.models.costs.implicit_costs import implicit_flops
-from attention_service.models.costs.lens_costs import check_has_unembedding, check_predicts_next, lens_cost
-from attention_service.models.costs.model_pace import ModelPace, times_of, unlearned
+from attention_service.models.costs.lens_costs import check_predicts_next, lens_cost
+from attention_service.models.costs.masked_passes import check_masked, masked_stage
+from attention_service.models.costs.model_pace import ModelPace, times_of
 from attention_service.models.costs.model_sizes import ModelSizes
 from attention_service.models.costs.pass_memory import PassMemory
+from attention_service.models.costs.question_stages import Stage, held, lens_stages, rows_stage
 from attention_service.models.inputs.input_stacks import SizedImage
-from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.readout import check_has_unembedding
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.runtime.operations.complexity.capacity import last_that
 
@@ -34,45 +37,70 @@ _OF_SCORES: Final = 16
 _COUNTS: Final = 2**63
 """A count that no reply can have."""
 _FURTHEST: Final = 2**31 - 1
+_NO_PASS: Final = PassCost(
+    flops=0, bytes=0, peak_bytes=0, predicted_ms=0.0, predicted_low_ms=0.0, predicted_high_ms=0.0
+)  # fmt: skip
+
+
+class PassWork(NamedTuple):
+    """The work of passes."""
+
+    flops: int
+    bytes: int
+    ms: float
+    """Milliseconds, without what was learned."""
 
 
 class ModelCosts:
-    """The costs of passes of one model."""
+    """The costs of the stages of questions to one model."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded, self._sizes = loaded, ModelSizes(loaded)
         self.memory = PassMemory(loaded, self._sizes)
         self.pace = ModelPace()
 
-    def rows_cost(self, texts: int, length: int, rows: int) -> PassCost:
-        """The cost of a pass over texts of so many tokens that tells of so many rows of logits of each."""
-        peak_bytes = self.memory.rows_bytes(texts, length, rows)
-        rows = rows if self._sizes.rows_alone else length
-        found = self._cost(texts, length, length, weights=False)
-        products = found.flops + 2 * texts * self._sizes.head * (rows - 1)
+    def work(self, stage: Stage) -> PassWork:
+        """The work of a stage."""
+        one, sizes = self._pass(stage), self._sizes
+        head = 2 * stage.texts * sizes.head if stage.length and not sizes.images.encodes else 0
+        # The target of an encoder-decoder, which its logits are of, is mostly short.
+        rows = stage.rows if sizes.rows_alone or self._loaded.reader.pairs else stage.length
+        products = one.flops + head * (rows - 1)
+        every = stage.times * products
+        if stage.rows_of_all is not None and sizes.rows_alone:
+            every = stage.times * (one.flops - head) + stage.rows_of_all * head
+        if stage.gradients:  # backward, a product by a matrix costs as much as forward, and one of two states twice
+            attended = sum(_attention_flops(each, stage.texts, stage.length, stage.length) for each in sizes.places)
+            every += stage.gradients * (products + attended)
+        reads = stage.times if stage.reads is None else stage.reads
+        times = every / one.flops if one.flops else stage.times
+        found = PassWork(round(every), round(reads * one.bytes), one.ms * times)
+        if (beside := stage.beside) is None:
+            return found
+        rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(beside, sizes.itemsize))
+        return PassWork(found.flops + beside.products, found.bytes + beside.read, found.ms + 1e3 * rates.median)
+
+    def priced(self, kind: str, stages: Sequence[Stage]) -> PassCost:
+        """The cost of stages that follow each other, with their times corrected by the runs of a kind."""
+        works = [self.work(stage) for stage in stages]
+        times = [
+            self.pace.estimate(kind, work.ms / each).times(each)
+            for work, each in zip(works, (max(1.0, stage.times) for stage in stages), strict=True)
+        ]
         return PassCost(
-            flops=products, bytes=found.bytes, peak_bytes=peak_bytes,
-            **unlearned(found.predicted_ms * products / max(1, found.flops)),
+            flops=sum(work.flops for work in works), bytes=sum(work.bytes for work in works),
+            peak_bytes=held(stages), **times_of(sum(times, NOTHING)),
         )  # fmt: skip
 
-    def attention_flops(self, length: int) -> int:
-        """The matrix products of all attentions over one text."""
-        return sum(_attention_flops(place, 1, length, length) for place in self._sizes.places)
+    def seconds(self, stage: Stage, share: float = 1.0, kind: str = "") -> float:
+        """Return a bound of the time of a stage, or of so many times that; 0 if it is short.
 
-    def silent_seconds(self, checked: CheckedRequest, passes: int = 1) -> float:
-        """Return a bound of the time of so many passes; 0 if they are short."""
-        batch, length = checked.inputs.predicted.ids.shape
-        return self.seconds_of(batch, max(length, checked.inputs.text.length), passes)
-
-    def seconds_of(self, texts: int, length: int, passes: int = 1) -> float:
-        """Return a bound of the time of so many passes over texts of so many tokens; 0 if they are short."""
-        if passes * texts * length <= _SHORT:
+        ``kind``: of the runs that correct it.
+        """
+        if share * stage.times * stage.texts * stage.length <= _SHORT:
             return 0.0
-        return passes * _SLOWER * self._cost(texts, length, length, weights=True).predicted_ms / 1e3
-
-    def pass_ms(self, texts: int, length: int, *, weights: bool = False, after: int = 0) -> float:
-        """Milliseconds of a pass over texts of so many tokens, ``after`` so many others, without what was learned."""
-        return self._cost(texts, length, after + length, weights=weights).predicted_ms
+        ms = share * self.work(replace(stage, weights=True)).ms
+        return _SLOWER * ms / 1e3 * max(1.0, self.pace.ratio(kind, ms))
 
     # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,7 +117,9 @@ class ModelCosts:
         except InvalidRequest as fault:
             raise (refusal if fault.param == "shape" else fault) from None  # which is no field of this request
         passes = [
-            each for each in (reply.prefill, reply.per_token, reply.vision, reply.lens, reply.fit) if each is not None
+            each
+            for each in (reply.prefill, reply.per_token, reply.vision, reply.lens, reply.fit, reply.likelihood)
+            if each is not None
         ]
         counts = [count for each in passes for count in (each.flops, each.bytes, each.peak_bytes)]
         if max(reply.cache_bytes, *counts) >= _COUNTS:
@@ -97,36 +127,58 @@ class ModelCosts:
         return reply
 
     def _report(self, request: ModelComplexityRequest, free_bytes: int) -> ModelComplexityReply:
-        sizes = self._sizes
-        images, encodes = sizes.images.sized(request.images), sizes.images.encodes
-        if encodes and not images:
-            raise InvalidRequest.at("images", "this model reads only images; send their sizes")
-        if encodes and request.new_tokens:
-            raise InvalidRequest.at("new_tokens", "an encoder of images generates nothing")
-        shown = max((image.text for image in images), default=0) if encodes else sum(image.text for image in images)
-        batch, length = (request.batch * len(images), shown) if encodes else (request.batch, request.length + shown)
-        last = length + request.new_tokens
+        sizes, memory = self._sizes, self.memory
+        batch, length, images = self.sized(request)
+        encodes, last = sizes.images.encodes, length + request.new_tokens
 
-        def fits(batch: int, tokens: int) -> bool:
-            need = self.memory.peak(batch, tokens, images, weights=request.weights)
-            return batch * self.memory.cache_bytes(tokens) + need <= free_bytes
+        generates = request.new_tokens and not request.weights and self._loaded.model.can_generate()
 
-        prefill = self._cost(batch, length, length, images, weights=request.weights)
-        step = self._cost(batch, 1, last + 1, weights=request.weights)
-        if encodes:
-            step = PassCost(flops=0, bytes=0, peak_bytes=0, **unlearned(0.0))
+        def need(batch: int, tokens: int) -> int:
+            """All memory besides the model, for so many tokens with the new ones."""
+            if generates:
+                prompt, alone = max(1, tokens - request.new_tokens), bool(request.alone)
+                found = generation_bytes(self._loaded, batch, prompt, request.new_tokens, alone=alone)
+                return max(found + memory.sized_bytes(batch, images), batch * sum(each.decoding for each in images))
+            return batch * memory.cache_bytes(tokens) + memory.peak(batch, tokens, images, weights=request.weights)
+
+        def stage(tokens: int, after: int = 0, images: Sequence[SizedImage] = ()) -> Stage:
+            peak_bytes = memory.peak(batch, tokens, images, after + tokens, weights=request.weights)
+            return Stage(batch, tokens, peak_bytes, weights=request.weights, after=after, images=images)
+
+        cache_bytes = batch * memory.cache_bytes(last)
+        whole = stage(length, images=images)
+        if generates:
+            whole = replace(whole, peak_bytes=need(batch, last) - cache_bytes)
+        kind = "weights" if request.weights else "reading" if request.new_tokens else "forward"
+        prefill = self.priced(kind, [whole])
+        step = _NO_PASS if encodes else self.priced("tokens", [stage(1, last)])
         fields: dict[str, Any] = {}
         if images:
-            alone = prefill if encodes else self._cost(batch, 0, 0, images, weights=request.weights)
-            fields = {"images": image_tokens(images), "vision": self._learned("forward", alone)}
+            vision = self.priced("forward", [whole if encodes else stage(0, images=images)])
+            fields = {"images": image_tokens(images), "vision": vision}
         if request.lens:
-            fields["lens"] = self._learned("lens", self._lens(request.lens, prefill, batch * length))
+            check_has_unembedding(self._loaded, "lens")
+            wanted = "target" if self._loaded.reader.pairs else "text"
+            places = [each for each in self._loaded.all_places if each.queries == wanted]
+            readings = lens_cost(self._loaded, request.lens, places, batch * length)
+            fields["lens"] = self.priced("lens", lens_stages(whole, readings))
         if request.fit:
-            fields["fit"] = self._learned("fit", self._fit(request.batch, length))
-        limit = shown if encodes else self._loaded.reader.max_length or _FURTHEST
-        most = last_that(lambda each: fits(each, last), _FURTHEST)
-        kind = "weights" if request.weights else "reading" if request.new_tokens else "forward"
-        prefill, step = self._learned(kind, prefill), self._learned("tokens", step)
+            check_predicts_next(self._loaded, "fit")
+            rows = min(sizes.width, memory.jacobian_rows(length, free_bytes))
+            of_text = rows_stage(memory, rows, length, of=sizes.width)
+            summed = 12 * sizes.layers * sizes.width**2  # by the server, in float32 and float64
+            fields["fit"] = self.priced("fit", [replace(
+                of_text, times=request.batch * of_text.times, peak_bytes=of_text.peak_bytes + summed
+            )])  # fmt: skip
+        if request.likelihood:
+            check_masked(self._loaded, "likelihood")
+            fields["likelihood"] = self.priced(
+                "likelihood", [masked_stage(self._loaded, memory, batch * length, length)]
+            )
+        shown = length - (0 if encodes else request.length)
+        limit = length if encodes else self._loaded.reader.max_length or _FURTHEST
+        most = last_that(lambda each: need(each, last) <= free_bytes, _FURTHEST)
+        longest = last_that(lambda tokens: need(batch, tokens) <= free_bytes, limit)
         return ModelComplexityReply(
             model=self._loaded.name,
             parameters=sum(each.numel() for each in sizes.parameters),
@@ -136,55 +188,35 @@ class ModelCosts:
             total_ms=prefill.predicted_ms + request.new_tokens * step.predicted_ms,
             total_low_ms=prefill.predicted_low_ms + request.new_tokens * step.predicted_low_ms,
             total_high_ms=prefill.predicted_high_ms + request.new_tokens * step.predicted_high_ms,
-            cache_bytes_per_token=self.memory.cache_bytes(1) - self.memory.cache_bytes(0),
-            cache_bytes=batch * self.memory.cache_bytes(last),
+            cache_bytes_per_token=memory.cache_bytes(1) - memory.cache_bytes(0),
+            cache_bytes=cache_bytes,
             max_batch=most // len(images) if encodes else most,
-            max_length=max(0, last_that(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
+            max_length=max(0, longest - (0 if encodes else shown)),
             **fields,
         )
 
-    def _learned(self, kind: str, cost: PassCost) -> PassCost:
-        """The cost with its time corrected by the runs of this kind."""
-        return cost.model_copy(update=times_of(self.pace.estimate(kind, cost.predicted_ms)))
+    def sized(self, request: ModelComplexityRequest) -> tuple[int, int, list[SizedImage]]:
+        """The texts of a question about costs, their tokens with those of images, and the images of each.
 
-    def _lens(self, parts: Sequence[LensPart], prefill: PassCost, tokens: int) -> PassCost:
-        """The cost of a pass whose states are read at every one of so many tokens."""
-        check_has_unembedding(self._loaded, "lens")
-        wanted = "target" if self._loaded.reader.pairs else "text"
-        places = [each for each in self._loaded.all_places if each.queries == wanted]
-        cost = lens_cost(self._loaded, parts, places, tokens)
-        traffic = cost.traffic
-        rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, self._sizes.itemsize))
-        return PassCost(
-            flops=prefill.flops + traffic.products,
-            bytes=prefill.bytes + traffic.read,
-            peak_bytes=prefill.peak_bytes + cost.peak_bytes,
-            **unlearned(prefill.predicted_ms + 1e3 * rates.median),
-        )
+        Raises InvalidRequest.
+        """
+        images = self._sizes.images.sized(request.images)
+        if not self._sizes.images.encodes:
+            return request.batch, request.length + sum(image.text for image in images), images
+        if not images:
+            raise InvalidRequest.at("images", "this model reads only images; send their sizes")
+        if request.new_tokens:
+            raise InvalidRequest.at("new_tokens", "an encoder of images generates nothing")
+        return request.batch * len(images), max(image.text for image in images), images
 
-    def _fit(self, texts: int, length: int) -> PassCost:
-        """The cost of all rows of the Jacobians of texts: a pass forward and one backward for each."""
-        check_predicts_next(self._loaded, "fit")
-        rows = min(self._sizes.width, self.memory.jacobian_rows(length, self._loaded.device.free_bytes()))
-        once, passes = self._cost(rows, length, length, weights=False), 3 * texts * -(-self._sizes.width // rows)
-        return PassCost(
-            flops=passes * once.flops,
-            bytes=passes * once.bytes,
-            peak_bytes=self.memory.graph_bytes(rows, length) + 12 * self._sizes.layers * self._sizes.width**2,
-            **unlearned(passes * once.predicted_ms),
-        )
-
-    def _cost(
-        self, batch: int, tokens: int, keys: int, images: Sequence[SizedImage] = (), *, weights: bool
-    ) -> PassCost:
-        """The cost of a pass over new tokens, after ``keys`` − ``tokens`` others, and over images, if any come."""
-        sizes = self._sizes
-        encodes, itemsize = sizes.images.encodes, sizes.itemsize
-        times = self.memory.times(batch, images)
-        products = times * sizes.images.products(images)
-        layers, parameters, cached, states = 0, sizes.images.parameter_bytes if images else 0, 0, 0
+    def _pass(self, stage: Stage) -> PassWork:
+        """The work of one pass over the tokens of a stage and its images, which makes one row of logits."""
+        sizes, batch, tokens, images = self._sizes, stage.texts, stage.length, stage.images
+        encodes, itemsize, keys = sizes.images.encodes, sizes.itemsize, stage.after + stage.length
+        products = layers = parameters = cached = states = 0
         if images:
-            crops, length = sizes.images.shape(images)
+            times, (crops, length) = self.memory.times(batch, images), sizes.images.shape(images)
+            products, parameters = times * sizes.images.products(images), sizes.images.parameter_bytes
             layers = len(sizes.images.places)
             states = layers * times * crops * length * sizes.image_numbers
         adapter = self._loaded.adapters.active
@@ -194,12 +226,12 @@ class ModelCosts:
         if tokens and not encodes:
             products += batch * (2 * sizes.matrices * tokens + 2 * sizes.head)
             products += sum([_attention_flops(place, batch, tokens, keys) for place in sizes.places])
-            products += implicit_flops(sizes.implicit, batch, tokens) if weights else 0
+            products += implicit_flops(sizes.implicit, batch, tokens) if stage.weights and sizes.implicit else 0
             layers += sizes.layers
             parameters += sizes.parameter_bytes - sizes.images.parameter_bytes
             cached = batch * self.memory.cache_bytes(keys)
             states += sizes.layers * batch * tokens * sizes.layer_numbers
-            if weights and tokens == keys:
+            if stage.weights and not stage.after:
                 states += _OF_SCORES * batch * tokens * keys * sum([place.widths.heads for place in sizes.places])
         states *= itemsize
         half = products if itemsize == 2 else 0
@@ -207,8 +239,7 @@ class ModelCosts:
             parameters + cached + states, states, operations=_OPERATIONS * layers, products=products, half_products=half
         )
         rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, itemsize))
-        peak = self.memory.peak(batch, tokens, images, keys, weights=weights)
-        return PassCost(flops=products, bytes=parameters + cached, peak_bytes=peak, **unlearned(1e3 * rates.median))
+        return PassWork(products, parameters + cached, 1e3 * rates.median)
 
 
 @lru_cache(maxsize=4096)  # asked before each pass; a process has one model

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from attention_contract.schemas.costs.model_complexity import PassCost
 from attention_service.cost import Estimate
 from attention_service.runtime.planning.run_ratios import RunRatios
 
@@ -48,13 +47,3 @@ def times_of(estimate: Estimate) -> dict[str, float]:
     return {
         "predicted_ms": estimate.median, "predicted_low_ms": estimate.low, "predicted_high_ms": estimate.high
     }  # fmt: skip
-
-
-def unlearned(predicted_ms: float) -> dict[str, float]:
-    """The same of a time that runs have not corrected yet."""
-    return times_of(Estimate(predicted_ms, predicted_ms, predicted_ms))
-
-
-def multiple_of(cost: PassCost, times: float) -> dict[str, float]:
-    """The same of a pass that is run so many times."""
-    return times_of(Estimate(times * cost.predicted_ms, times * cost.predicted_low_ms, times * cost.predicted_high_ms))

@@ -5,12 +5,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from attention_service.core.blocks import scores_at_once
 from attention_service.models.costs.image_costs import ImageCosts
 from attention_service.models.costs.implicit_costs import shown_places
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.matrix_products import linear_matrices
 from attention_service.models.passes.attention_places import kinds_of
 
 _TILES: Final = 8 * 4
@@ -80,8 +80,7 @@ class ModelSizes:
 def _weights(model: nn.Module, without: Collection[nn.Module | None]) -> list[Tensor]:
     """The matrices by which a model multiplies its states."""
     left_out = {id(each) for each in without}
-    modules = [each for each in model.modules() if id(each) not in left_out]
-    return [each.weight for each in modules if isinstance(each, nn.Linear | Conv1D)]
+    return linear_matrices(each for each in model.modules() if id(each) not in left_out)
 
 
 def _matrices(model: nn.Module, without: Collection[nn.Module | None], config: Any) -> int:

@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
+from attention_contract.schemas.text_positions import position_count
+from attention_service.core.inspection.statistics import PAIRS, RECEIVED
 from attention_service.models.costs.implicit_costs import implicit_bytes, matrix_bytes, state_bytes
 from attention_service.models.costs.model_sizes import ModelSizes
 from attention_service.models.inputs.input_stacks import SizedImage, Stack
@@ -16,6 +18,7 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, TEXT, AttentionPlace
 from attention_service.models.passes.layer_attention import KERNEL_BYTES
 from attention_service.models.passes.module_taps import CHOSEN
+from attention_service.runtime.binding.bound_pairs import most_pairs
 
 STATES_OF_CACHED_PASS: Final = 24
 """Tensors as wide as the hidden states, of every token read, that a layer has at once in a pass that caches."""
@@ -25,7 +28,7 @@ _OWN_SCORES: Final = 6
 """The same of a layer whose model computes them itself, all at once, with the copies of what is asked of them."""
 _STATISTICS: Final = 16
 """Numbers that are told of each head, or of each of its queries."""
-_COPIES: Final = 2
+_REPLY_COPIES: Final = 2
 """Times that a reply is in memory, if it goes through the pipe: in the model's process and in the server's."""
 _OF_POINTS: Final = 2**29
 """Bytes that texts, or points of an integrated gradient, which are one batch may take; more would hardly be faster."""
@@ -33,10 +36,14 @@ _PART_TOKENS: Final = {"cpu": 2048, "cuda": 32_768}
 """Tokens of the copies of a text that are one part of a question, by device; of more it would hardly be faster."""
 _PART_FLOPS: Final = {"cpu": 2 * 10**10, "cuda": 10**13}
 """Operations of such a part, which take some tenths of a second: then others have their turns."""
+_ANSWER_WEIGHTS: Final = 4
+"""Copies of the weights of the queries that predict an answer that one layer holds at once."""
 _LOGS: Final = 4 * 8
 """Bytes for each logit of a prediction that is compared with another in float64."""
 _ROWS: Final = 64
 """The most rows of a Jacobian that are differentiated at once."""
+_CORRECTED: Final = 5
+"""Copies of the weights of a layer that their correction holds at once."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
 
 
@@ -70,6 +77,8 @@ class SweepSizes(NamedTuple):
     """Numbers that are kept of each token beside its states: those of all runs but the copies."""
     of_copy: int = 0
     """Numbers of each token of a copy beside those of a pass."""
+    beside_bytes: int = 0
+    """Memory beside the passes: of images, of sounds and of implicit weights."""
 
 
 class PassMemory:
@@ -79,11 +88,11 @@ class PassMemory:
         self._loaded, self._sizes = loaded, sizes
 
     def rows_bytes(self, texts: int, length: int, rows: int) -> int:
-        """Estimate the memory of a pass over texts of so many tokens that tells of so many rows of logits of each."""
+        """Estimate the peak memory of a forward pass that returns logits at ``rows`` positions per text."""
         return self._pass_bytes(texts, length, length, rows if self._sizes.rows_alone else length)
 
     def points_at_once(self, checked: CheckedRequest, steps: int, free_bytes: int) -> int:
-        """Return the points of an integrated gradient that are one batch, with so many bytes of memory free."""
+        """Return how many points of an integrated gradient fit into one batch."""
         batch, length = checked.inputs.predicted.ids.shape
         keys = max(length, checked.inputs.text.length)
         rows = 1 if self._sizes.rows_alone else length
@@ -117,7 +126,7 @@ class PassMemory:
         logs = (copies + 1) * batch * positions * self._sizes.vocabulary * _LOGS
         tasks = min(_SCORES * 4 * batch * self._sizes.most_heads * keys * keys, KERNEL_BYTES)
         rows = positions if self._sizes.rows_alone else length
-        return self._pass_bytes(copies * batch, own, keys, rows) + kept + logs + tasks
+        return self._pass_bytes(copies * batch, own, keys, rows) + kept + logs + tasks + sizes.beside_bytes
 
     def needed_bytes(self, checked: CheckedRequest, request: ModelInput, points: int = 1) -> int:
         """Estimate the memory of a request besides the model, its reply included.
@@ -131,22 +140,21 @@ class PassMemory:
         answer = max(map(len, checked.inputs.answers)) if checked.inputs.target is None else length
         rows = max(1, answer) if self._sizes.rows_alone else length
         if isinstance(request, ModelForwardRequest):
-            rows = max(rows, len(request.positions or ()) + answer)
+            by_text = batch if request.positions and isinstance(request.positions[0], list) else 1
+            rows = max(rows, min(length, by_text * position_count(request.positions)) + answer)
             reply_bytes = sum([count * self._taps(checked, place, request) for place, count in checked.kinds])
             reply_bytes += batch * rows * self._sizes.vocabulary * 4 * ("logits" in request.return_)
+            reply_bytes += batch * length * self._sizes.width * 4 * ("embeddings" in request.return_)
         elif isinstance(request, ModelWeightsRequest):
             reply_bytes = sum([count * self._weights_bytes(checked, place, request) for place, count in checked.kinds])
         length = keys if self._loaded.reader.pairs else length  # its encoder attends from all keys
-        need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * reply_bytes
-        need += self._sizes.tile_bytes if isinstance(request, ModelWeightsRequest) else 0
-        need += self._loaded.reader.front_bytes(checked.inputs.arguments)
-        need += implicit_bytes(self._loaded, checked, request) if self._loaded.implicit else 0
-        images = checked.inputs.media
-        if images is None and self._loaded.reader.absent(checked.inputs) == "text":
-            images = checked.inputs.text
-        copies = 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
-        need += self.image_bytes(images)
+        need = self._pass_bytes(points * batch, length, keys, rows) + _REPLY_COPIES * reply_bytes
+        if isinstance(request, ModelWeightsRequest):
+            need += self._sizes.tile_bytes
+            need += max([self._matrix_bytes(checked, place, request) for place, _ in checked.kinds], default=0)
+        need += self.beside_bytes(checked, request)
         if isinstance(request, ModelGradientsRequest):
+            images, copies = self._images(checked), 2 if request.check else 1
             need += max(
                 self._graph_bytes(batch, length, keys) * copies, self._graph_bytes(points * batch, length, keys)
             )
@@ -155,6 +163,27 @@ class PassMemory:
             on_disk = [each for each in self._sizes.parameters if each.is_meta]
             need += sum(each.nbytes for each in on_disk)  # read, and kept meanwhile
         return need
+
+    def beside_bytes(self, checked: CheckedRequest, request: ModelInput) -> int:
+        """Estimate the memory beside the texts of a request: of images, of sounds and of implicit weights."""
+        need = self._loaded.reader.front_bytes(checked.inputs.arguments) + self.image_bytes(self._images(checked))
+        return need + (implicit_bytes(self._loaded, checked, request) if self._loaded.implicit else 0)
+
+    def images_of(self, checked: CheckedRequest) -> list[SizedImage]:
+        """The images of one text of a request, or one of those of an encoder. The layers that hear are not counted."""
+        if self._loaded.reader.media == "audio":
+            return []
+        stack = checked.inputs.text if self._sizes.images.encodes else self._images(checked)
+        if stack is None:
+            return []
+        crops, length = (1, stack.length) if self._sizes.images.encodes else stack.ids.shape
+        return [SizedImage(length, crops, length)]
+
+    def _images(self, checked: CheckedRequest) -> Stack | None:
+        """The tokens of the layers that see images, of a model that reads text too."""
+        inputs = checked.inputs
+        alone = inputs.media is None and self._loaded.reader.absent(inputs) == "text"
+        return inputs.text if alone else inputs.media
 
     @property
     def short_bytes(self) -> int:
@@ -165,8 +194,16 @@ class PassMemory:
         """Estimate the memory of a differentiated pass over texts of so many tokens, without a head."""
         return self._pass_bytes(texts, length, length, 0) + self._graph_bytes(texts, length, length)
 
+    def jacobian_bytes(self, rows: int, length: int) -> int:
+        """Estimate the memory of so many rows of the Jacobians of a text: the gradients of as many copies of it."""
+        return self.graph_bytes(rows, length) + 8 * self._sizes.layers * rows * self._sizes.width
+
+    def answer_weights_bytes(self, answer: int, length: int) -> int:
+        """Estimate the memory of the weights of the queries that predict an answer, in one layer."""
+        return _ANSWER_WEIGHTS * 4 * self._sizes.most_heads * answer * length
+
     def texts_at_once(self, texts: int, length: int, rows: int, free_bytes: int) -> int:
-        """Return the texts of so many that are one pass, with so many bytes of memory free."""
+        """Return how many texts fit into one pass."""
         of_one = self.rows_bytes(1, length, rows)
         return max(1, min(texts, self.in_part(length), min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
 
@@ -195,13 +232,13 @@ class PassMemory:
         need = self._pass_bytes(batch, tokens, keys, 1 if self._sizes.rows_alone else tokens) if tokens else 0
         if images and not self._sizes.images.encodes:
             crops, length = self._sizes.images.shape(images)
-            need += batch * self._vision_bytes(crops, length)
+            need += self.sized_bytes(batch, images)
             numbers += sum(
                 batch * crops * each.widths.heads * (length**2 + _STATISTICS) for each in self._sizes.of_images
             )
         if weights:
-            numbers += sum(batch * each.widths.heads * tokens * tokens for each in self._sizes.implicit)
-            need += self._sizes.tile_bytes + 4 * _COPIES * numbers
+            numbers += sum(batch * each.widths.heads * (tokens * tokens + _STATISTICS) for each in self._sizes.implicit)
+            need += self._sizes.tile_bytes + 4 * _REPLY_COPIES * numbers
             need += max(matrix_bytes(self._sizes.implicit, batch, tokens, self._sizes.itemsize), default=0)
         return max(need, self.times(batch, images) * sum(image.decoding for image in images))
 
@@ -214,7 +251,8 @@ class PassMemory:
         if self._sizes.images.encodes:
             return 0
         own = [each for each in self._sizes.places if each.keys in {each.queries, BOTH}]
-        return self._sizes.itemsize * sum([each.cached_numbers(tokens) for each in own]) + state_bytes(self._loaded)
+        states = state_bytes(self._loaded) if self._loaded.implicit else 0
+        return self._sizes.itemsize * sum([each.cached_numbers(tokens) for each in own]) + states
 
     def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:
         """The memory of a pass that tells of so many rows of logits."""
@@ -227,6 +265,12 @@ class PassMemory:
     def image_bytes(self, images: Stack | None) -> int:
         """The memory of one layer that sees images, in a model that reads text too."""
         return 0 if images is None else self._vision_bytes(*images.ids.shape)
+
+    def sized_bytes(self, texts: int, images: Sequence[SizedImage]) -> int:
+        """The memory of images of these sizes in so many texts, as of ``image_bytes``."""
+        if not images or self._sizes.images.encodes:
+            return 0
+        return texts * self._vision_bytes(*self._sizes.images.shape(images))
 
     def _vision_bytes(self, batch: int, length: int) -> int:
         scores = max((batch * each.widths.heads * length * length for each in self._sizes.of_images), default=0)
@@ -250,9 +294,9 @@ class PassMemory:
                 numbers += batch * heads * queries * keys
             elif tap in {"index_scores", "chosen"}:
                 numbers += batch * length * keys
-            elif tap in {"hidden", "output"}:
+            elif tap in {"hidden", "mlp", "output"}:
                 numbers += batch * length * max(self._sizes.width, place.output_width)
-            elif tap != "logits":
+            elif tap not in {"logits", "embeddings"}:
                 numbers += batch * place.widths.heads * max(length, keys) * width
         return 4 * (numbers * (2 if request.compare else 1) + self._recorded(checked, place, keep=request.keep))
 
@@ -262,6 +306,8 @@ class PassMemory:
         numbers = batch * place.widths.heads * _STATISTICS + 2 * batch * heads * queries * min(request.top_k, keys)
         if request.return_weights:
             numbers += batch * (heads + (CHOSEN in place.beside.names)) * queries * keys
+        if RECEIVED in (request.statistics or ()):
+            numbers += batch * place.widths.heads * keys
         if request.pool is not None:
             numbers += batch * heads * (queries // request.pool + 1) * (keys // request.pool + 1)
         if request.compare:  # the queries, keys and values of the run without edits stay meanwhile, or its weights
@@ -269,6 +315,16 @@ class PassMemory:
             if place.taps is not None:
                 numbers += batch * place.widths.heads * checked.queries(place).length * keys
         return 4 * (numbers + self._recorded(checked, place, keep=request.keep))
+
+    def _matrix_bytes(self, checked: CheckedRequest, place: AttentionPlace, request: ModelWeightsRequest) -> int:
+        """Bytes of the matrices that one layer holds while its statistics are computed, besides a tile of weights."""
+        batch, _, _, keys, length = _sizes(checked, place, request)
+        rows = 0
+        if request.normalize == "apc":
+            rows += _CORRECTED * length * (2 if request.compare else 1)
+        if PAIRS in (request.statistics or ()):
+            rows += min(length, most_pairs(request.statistic_options.pairs)) + 1
+        return 4 * batch * place.widths.heads * rows * keys
 
     def _recorded(self, checked: CheckedRequest, place: AttentionPlace, *, keep: bool) -> int:
         """Numbers that a recording keeps of one layer."""

@@ -5,7 +5,7 @@ Greedy and drawn tokens are those of ``generate`` with the same settings; choice
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -14,26 +14,33 @@ import torch
 from transformers import LogitsProcessorList
 
 from attention_contract.errors import InvalidCheckpoint
+from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
+from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.cancellation import checkpoint, deadline
-from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.generation.completion_objects import CompletionObjects, Token
-from attention_service.models.generation.decode_attention import RowEdits, preparing
-from attention_service.models.generation.decoder import Decoder, Step
-from attention_service.models.generation.echoed_prompts import echoed, unfinished
-from attention_service.models.generation.generated_text import GeneratedText
-from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest
-from attention_service.models.generation.heard_frames import HeardFrames
-from attention_service.models.generation.model_responses import ResponseObjects
-from attention_service.models.generation.running_text import RunningText, begin_text
-from attention_service.models.generation.token_attention import TokenAttention
-from attention_service.models.generation.token_logprobs import Json, TokenLogprobs, logprobs_of
-from attention_service.models.generation.transcription_objects import TranscriptionObjects
-from attention_service.models.generation.transcription_plan import language_of
+from attention_service.models.answers.model_forward import recorded_forward
+from attention_service.models.generation.decoding.decode_attention import preparing
+from attention_service.models.generation.decoding.decoder import Decoder, Step
+from attention_service.models.generation.decoding.generated_text import GeneratedText
+from attention_service.models.generation.decoding.heard_frames import HeardFrames
+from attention_service.models.generation.decoding.row_edits import RowEdits
+from attention_service.models.generation.decoding.running_text import RunningText, begin_text
+from attention_service.models.generation.decoding.sampling import Sampling
+from attention_service.models.generation.decoding.token_attention import NamedTokens, TokenAttention
+from attention_service.models.generation.decoding.watched_states import TextWatch
+from attention_service.models.generation.objects.completion_objects import CompletionObjects, Token
+from attention_service.models.generation.objects.echoed_prompts import echoed, unfinished
+from attention_service.models.generation.objects.response_objects import ResponseObjects
+from attention_service.models.generation.objects.token_logprobs import Json, TokenLogprobs, logprobs_of
+from attention_service.models.generation.objects.transcription_objects import TranscriptionObjects
+from attention_service.models.generation.plans.generation_plan import GenerationPlan, GenerationRequest
+from attention_service.models.generation.plans.transcription_plan import language_token, silence_of
 from attention_service.models.inputs.input_stacks import Stack
+from attention_service.models.inputs.token_texts import INCOMPLETE
 from attention_service.models.loaded.checked_request import check_request
+from attention_service.models.loaded.edit_parts import edits_from
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
 
@@ -55,9 +62,11 @@ class Generated(NamedTuple):
     """The objects that end a stream, or the whole."""
     tokens: int
     """The number of generated tokens."""
+    recording: RecordingFile | None = None
+    """The recording of the run, if the request keeps it."""
 
 
-class Generation:
+class RunningGeneration:
     """One request that generates: its texts, and the objects that tell of them."""
 
     def __init__(
@@ -70,21 +79,21 @@ class Generation:
         self._decoder, self._loaded, self._plan, self._request = decoder, decoder.loaded, plan, request
         self._emit = emit
         self._reader = reader
-        self._heard: HeardFrames | None = None
         self._objects: Objects
         if isinstance(request, ResponseRequest):
             self._objects = ResponseObjects(request, len(plan.rows[0]), plan.sampling)
         elif not isinstance(request, TranscriptionRequest):
             self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
         elif (heard := plan.heard) is not None:
-            self._heard = HeardFrames(heard.heads, heard.seconds, heard.median_width)
-            self._objects = TranscriptionObjects(request, self._heard)
+            windows = [(window.begin, window.end) for window in heard.windows]
+            self._objects = TranscriptionObjects(request, windows, heard.times)
         self._deadline = deadline()
         self.within = copy_context()
         """The context in which it began: its passes are cancelled as its request is."""
         self._came = 0.0
         """Time of the last step, in ``time.monotonic``."""
-        self._unread = list(enumerate(plan.rows))
+        # A window of a sound is read when the one before has its text; until then it counts as the first, the longest.
+        self._unread = list(enumerate(plan.rows if plan.heard is None else plan.rows * len(plan.heard.windows)))
         self._echoed: dict[int, int] = {}
         """The characters of the prompt with which a choice begins."""
         self._reading: RunningText | None = None
@@ -109,7 +118,9 @@ class Generation:
 
     @property
     def unread(self) -> int:
-        """The tokens of prompts that are still to be read."""
+        """The tokens of prompts that are still to be read, and can be."""
+        if self._plan.heard is not None and self.texts:
+            return 0
         reading = 0 if self._reading is None else len(self._reading.ids) - self._reading.seen
         return reading + sum(len(row) for _, row in self._unread)
 
@@ -168,11 +179,12 @@ class Generation:
         plan, given = self._plan, getattr(self._request, "prompt", None)
         sent = (given if isinstance(given, list) else [given])[number]
         text = sent if isinstance(sent, str) else None
-        edits = {} if self._request.attention is None else self._request.attention.edits
+        edits = {} if self._request.attention is None or plan.edits_answer else self._request.attention.edits
         choices = range(number * plan.sampling.choices, (number + 1) * plan.sampling.choices)
         ends_here = plan.sampling.new_tokens == 0
         with self._loaded.adapters.using(self._adapter):
-            prompts = echoed(self._loaded, ids, text, edits, plan.sampling.logprobs, choices)
+            special = getattr(self._request, "add_special_tokens", None) is not False
+            prompts = echoed(self._loaded, ids, text, edits, plan.sampling, choices, special=special)
         for tokens in prompts:
             if ends_here:
                 tokens[-1].finish = "length"
@@ -189,19 +201,33 @@ class Generation:
                 raise step.fault
             self.joined = max(self.joined, step.joined)
             given.append(self._token(step, late=late))
+        if late and self._plan.heard is not None:
+            self._unread.clear()
         if objects := self._objects.add(given):
             self._emit(objects)
 
     def _token(self, step: Step, *, late: bool) -> Token:
         text, token, reader = step.text, step.token, self._loaded.reader
+        heard = self._plan.heard
+        if heard is not None and heard.last_frames and text.heard and text.heard.looks_at_end(heard.last_frames):
+            self._end(text)
+            return Token(text.choice, text.text.rest(), text.text.given, "stop", None, None)
         place = len(text.ids)
         text.ids.append(token)
         text.steps += 1
-        count = self._plan.sampling.logprobs
-        logprob = None if count is None else self._logprobs(step, count)  # in its place, before it is taken
-        piece = text.text.add(token)
+        scores = None if text.watch is None else text.watch.scores
+        sampling = self._plan.sampling
+        logprob = (
+            None if sampling.logprobs is None else self._logprobs(step, sampling)
+        )  # in its place, before it is taken
+        times = None if heard is None else heard.times
+        if times is not None and times.seconds(token) is not None:
+            piece, logprob = text.text.pass_over(), None
+        else:
+            piece = text.text.add(token)
         ends = token in self._plan.ends
-        finish = "stop" if ends or text.text.stopped else None
+        watched = {} if text.watch is None else self._watched(text, text.watch)
+        finish = "stop" if ends or text.text.stopped or "stop_reason" in watched else None
         limit = reader.max_length if reader.pairs else None  # what the decoder began with counts too
         longest = limit is not None and len(text.ids) >= limit
         if finish is None and (late or longest or text.steps >= self._plan.sampling.new_tokens):
@@ -213,12 +239,21 @@ class Generation:
             self._end(text)
         elif token >= (known := reader.predictable if reader.pairs else reader.vocabulary):
             raise InvalidCheckpoint.at("model", f"it chose token {token}, and has embeddings for {known} tokens")
-        attention = None
-        if step.layers is not None:
+        attention: Json | None = None
+        if step.layers is not None or scores is not None:
             (name,) = reader.readable([token])
-            attention = {"position": place, "token": name, "id": token, "layers": step.layers}
+            attention = {"position": place, "token": name, "id": token, "layers": step.layers or []}
+            attention |= {} if scores is None else {"scores": scores}
         at = text.text.last.begin + self._echoed.get(text.choice, 0)
-        return Token(text.choice, piece, at, finish, logprob, attention, text.text.last.raw)
+        return Token(
+            text.choice, piece, at, finish, logprob, attention, text.text.last.raw, watched, -1 if ends else token
+        )
+
+    def _watched(self, text: RunningText, watch: TextWatch) -> Json:
+        """The fields of a choice that the scores of its probes give with its new token."""
+        reason = watch.stopped(text.steps)
+        found: Json = {} if reason is None else {"stop_reason": reason}
+        return found | ({"prompt_scores": watch.prompt} if watch.prompt and text.steps == 1 else {})
 
     def _end(self, text: RunningText) -> None:
         self.texts.remove(text)
@@ -238,15 +273,16 @@ class Generation:
         """Run the model once more over the tokens of a text, all at once."""
         ids = next((text.ids for text in self.texts), self.first)
         with self._loaded.adapters.using(self._adapter):
-            _keep(self._loaded, self._request, self._plan, ids)
+            _run_whole(self._loaded, self._request, self._plan, ids)
 
     def end(self) -> Generated:
-        """Return the end. With ``keep``, ``LoadedModel.recording`` then holds the run."""
+        """Return the end, with the recording of the run if the request keeps it."""
+        recording = None
         if self._plan.keeps:
             with self._loaded.adapters.using(self._adapter):
-                _keep(self._loaded, self._request, self._plan, self.first)
+                recording = _run_whole(self._loaded, self._request, self._plan, self.first)
         ran = {"joined": self.joined, "weights": weights_with(self._loaded, self._adapter), **self.ran}
-        return Generated(self._objects.end(ran, keeps=self._plan.keeps), self._objects.generated)
+        return Generated(self._objects.end(ran, keeps=self._plan.keeps), self._objects.generated, recording)
 
     # ── its texts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -257,40 +293,62 @@ class Generation:
             "pad_token_id": plan.padding, "eos_token_id": sorted(plan.ends) or None,
             "logits_processor": LogitsProcessorList(plan.sampling.processors()),
         }  # fmt: skip
-        decodes = plan.heard is not None and self._loaded.reader.pairs
-        if plan.heard is not None and decodes:
+        prompt, given = None, plan.arguments
+        if (heard := plan.heard) is not None:
+            prompt = heard.first if number == 0 else heard.read(heard.windows[number])
+            row, given = prompt.ids, prompt.arguments
+            if not self._loaded.reader.pairs:
+                row = [*row, *heard.accepted]
+        decodes = heard is not None and self._loaded.reader.pairs
+        if heard is not None and decodes:
             # Its tokens are counted below: the first tokens of the decoder are not known here.
-            settings |= {"max_new_tokens": 1, **plan.heard.settings}
-        arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in plan.arguments.items()}
+            settings |= {"max_new_tokens": 1, **heard.settings}
+            if isinstance(self._objects, TranscriptionObjects) and self._objects.language_token is not None:
+                settings["language"] = self._objects.language_token  # of the first window
+        arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in given.items()}
+        edits = encoding = self._edits
+        if plan.edits_answer:
+            first = 0 if self._loaded.reader.pairs else len(row)
+            edits, encoding = RowEdits(self._loaded, plan.edits, first), RowEdits(self._loaded, {})
         try:
             adapted = self._loaded.adapters.using(self._adapter)
-            with torch.inference_mode(), adapted, preparing(self._decoder.attention, self._edits):
+            with torch.inference_mode(), adapted, preparing(self._decoder.attention, encoding):
                 begun = begin_text(model, None if decodes else row, settings, arguments)
         except _OF_SETTINGS as fault:
             reason = str(fault).strip().partition("\n")[0]
             raise InvalidCheckpoint.at("model", f"its generation_config.json cannot be used: {reason}") from fault
+        if heard is not None and decodes:
+            begun = begun._replace(ids=[*begun.ids, *heard.accepted])
         text = RunningText(
             number * plan.sampling.choices, model, begun.ids, begun.state, begun.processors, begun.draws,
-            self._text(row), self._edits, None, plan.alone, id(self), self._adapter,
+            self._text(row), edits, None, plan.alone, id(self), self._adapter,
         )  # fmt: skip
         text.held = self._decoder.states.take()
         text.prompt = len(row)
-        if isinstance(self._objects, TranscriptionObjects):
-            text.heard = self._heard
-            named = None if plan.heard is None else plan.heard.language
-            self._objects.language = named or language_of(model.generation_config, begun.ids)
+        if isinstance(self._objects, TranscriptionObjects) and heard is not None and prompt is not None:
+            text.heard = HeardFrames(
+                heard.heads, prompt.seconds, heard.median_width, silence_of(heard, model, begun.ids)
+            )
+            self._objects.prefix = self._loaded.reader.decoder.decode(heard.accepted).rstrip(INCOMPLETE)
+            self._objects.begin_window(text.heard, language_token(model.generation_config, begun.ids), heard.language)
         text.look = self._look(text)
+        text.watch = TextWatch(plan.watch) if plan.watch else None
         self._seed(text)
         self._objects.cached += self._decoder.recall(text, self._reader)
         return text
 
     def _look(self, text: RunningText) -> TokenAttention | None:
         plan = self._plan
-        return None if plan.look is None else TokenAttention(plan.look, plan.places, text.prompt)
+        return None if plan.look is None else TokenAttention(plan.look, plan.places, text.prompt, self._spans(text))
+
+    def _spans(self, text: RunningText) -> NamedTokens:
+        return self._plan.spans[text.choice // self._plan.sampling.choices] if self._plan.spans else ()
 
     def _text(self, prompt: list[int]) -> GeneratedText:
         reader, plan = self._loaded.reader, self._plan
         before = [] if reader.pairs else prompt
+        if plan.heard is not None and reader.pairs:
+            before = [*plan.heard.accepted]
         stops, unstopped = plan.sampling.stops, plan.sampling.least_tokens
         return GeneratedText(reader.decoder, before, stops, unstopped, echoed=plan.echoes)
 
@@ -308,15 +366,16 @@ class Generation:
         self._came = now
         return now + step + _SENDING_S > self._deadline
 
-    def _logprobs(self, step: Step, count: int) -> TokenLogprobs | None:
-        """The log-probability of a token, and the likeliest tokens in its place, before anything changed the logits."""
+    def _logprobs(self, step: Step, sampling: Sampling) -> TokenLogprobs | None:
+        """The log-probability of a token, and other tokens in its place, before anything changed the logits."""
         if step.logits is None:
             return None
         logs = torch.log_softmax(step.logits[0], -1)
-        return logprobs_of(self._loaded.reader.decoder, step.token, step.text.text.peek, logs, count)
+        decoder, count = self._loaded.reader.decoder, sampling.logprobs or 0
+        return logprobs_of(decoder, step.token, step.text.text.peek, logs, count, sampling.named_tokens)
 
 
-def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int) -> dict[int, Exception]:
+def read_prompts(decoder: Decoder, generations: Sequence[RunningGeneration], most: int) -> dict[int, Exception]:
     """Read prompts, or parts of them, up to so many tokens. Returns the faults by the place of a generation."""
     faults: dict[int, Exception] = {}
     most = _echo_alone(generations, most, faults)
@@ -343,7 +402,7 @@ def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int)
     return faults
 
 
-def _echo_alone(generations: Sequence[Generation], most: int, faults: dict[int, Exception]) -> int:
+def _echo_alone(generations: Sequence[RunningGeneration], most: int, faults: dict[int, Exception]) -> int:
     """Answer prompts that get no token, up to so many tokens of them. Returns how many tokens may still be read."""
     for at, each in enumerate(generations):
         while most > 0 and each.echoes_alone and each.unread and at not in faults:
@@ -356,7 +415,7 @@ def _echo_alone(generations: Sequence[Generation], most: int, faults: dict[int, 
     return most
 
 
-def decode(decoder: Decoder, generations: Sequence[Generation]) -> dict[int, Exception]:
+def decode(decoder: Decoder, generations: Sequence[RunningGeneration]) -> dict[int, Exception]:
     """Give each text of these generations its next token. Returns the faults by the place of a generation."""
     places: dict[RunningText, int] = {}
     for at, each in enumerate(generations):
@@ -377,7 +436,7 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     """Generate, with nothing beside. Raises Abandoned between two tokens if nobody waits any more."""
     decoder = Decoder(loaded)
     try:
-        generation = Generation(decoder, request, plan, emit)
+        generation = RunningGeneration(decoder, request, plan, emit)
         while not generation.has_ended:
             checkpoint()
             most = len(plan.rows) * plan.longest
@@ -390,13 +449,18 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     return generation.end()
 
 
-def _keep(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, tokens: list[int]) -> None:
-    """Run the model over all tokens at once, and keep the run: those of a decoder are the target of the prompt."""
+def _run_whole(
+    loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, tokens: list[int]
+) -> RecordingFile | None:
+    """Run the model over all tokens at once, and record it: those of a decoder are the target of the prompt."""
     pairs = loaded.reader.pairs
     kept = ModelForwardRequest(tokens=plan.rows[0] if pairs else tokens, images=[*plan.images], top_k=0, keep=True)
-    checked = replace(check_request(loaded, kept), edits={} if request.attention is None else request.attention.edits)
+    edits: Mapping[str, Sequence[Edit]] = {} if request.attention is None else request.attention.edits
+    if plan.edits_answer and not pairs:
+        edits = edits_from(edits, plan.longest, len(tokens))
+    checked = replace(check_request(loaded, kept), edits=edits)
     if pairs:
         target = Stack(torch.tensor([tokens], device=loaded.model.device), None, [[None] * len(tokens)])
         arguments = checked.inputs.arguments | {"decoder_input_ids": target.ids}
         checked = replace(checked, inputs=replace(checked.inputs, target=target, arguments=arguments))
-    forward_reply(loaded, kept, checked)
+    return recorded_forward(loaded, kept, checked).recording

@@ -63,6 +63,8 @@ class Conversation(NamedTuple):
     parts: list[tuple[int, int, str]]
     """First and last (exclusive) character of the content of each message that is found in it, and its role: of an
     answer that ends it, ``answer``."""
+    numbers: Sequence[int] = ()
+    """The index of the message of each of these parts."""
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -101,7 +103,8 @@ def write_conversation(
     except Exception as fault:  # a template computes: it may recurse, or fill the memory
         reason = str(fault)[:400] or type(fault).__name__
         raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {reason}") from None
-    return Conversation(text, _parts(text, messages, form, write) if parted else [])
+    parts = _parts(text, messages, form, write) if parted else []
+    return Conversation(text, [(begin, end, role) for begin, end, role, _ in parts], [part[-1] for part in parts])
 
 
 def token_parts(spans: Sequence[tuple[int, int] | None], parts: Sequence[tuple[int, int, str]]) -> list[str | None]:
@@ -120,8 +123,11 @@ def token_parts(spans: Sequence[tuple[int, int] | None], parts: Sequence[tuple[i
 
 def _parts(
     text: str, messages: Sequence[TemplateMessage], form: ChatForm, write: Callable[[Sequence[TemplateMessage]], str]
-) -> list[tuple[int, int, str]]:
-    """The places of the messages' texts: as the template puts others there, or one after another as they are found."""
+) -> list[tuple[int, int, str, int]]:
+    """The places of the messages' texts, with role and index.
+
+    They are where the template puts others in their place, or one after another as they are found.
+    """
     texts = [piece for message in messages for piece in _texts(message)]
     roles = [str(message["role"]) for message in messages for _ in _texts(message)]
     if not form.prompt and messages[-1]["role"] == "assistant":
@@ -132,8 +138,11 @@ def _parts(
     except Exception:  # of the template, which may look into the texts
         found = None
     places = _searched(text, texts) if found is None else found
+    numbers = [number for number, message in enumerate(messages) for _ in _texts(message)]
     return [
-        (*place, role) for place, role in zip(places, roles, strict=True) if place is not None and place[0] < place[1]
+        (*place, role, number)
+        for place, role, number in zip(places, roles, numbers, strict=True)
+        if place is not None and place[0] < place[1]
     ]
 
 

@@ -8,14 +8,13 @@ from attention_contract.errors import InvalidRequest
 
 @contextmanager
 def fields_named(**names: str) -> Iterator[None]:
-    """Rename the fields at fault in refusals, as in ``messages="input"``."""
+    """Rename the fields at fault in refusals, as in ``messages="input"``, with what is in them."""
     try:
         yield
     except InvalidRequest as fault:
-        first, dot, rest = (fault.param or "").partition(".")
-        if first not in names:
+        given = fault.param or ""
+        field = given if given in names else given.partition(".")[0]
+        if field not in names:
             raise
-        param = f"{names[first]}{dot}{rest}"
-        raise InvalidRequest(
-            fault.detail.replace(f"{first}{dot}{rest}", param, 1), param=param, **fault.facts
-        ) from None
+        param = names[field] + given.removeprefix(field)
+        raise InvalidRequest(fault.detail.replace(given, param, 1), param=param, **fault.facts) from None

@@ -26,6 +26,8 @@ class Tokens(NamedTuple):
     """The field of the request that each token comes from, if there are several; None for a special token."""
     segments: list[int] | None = None
     """The type of each token, of a text whose tokens have several."""
+    answer: list[int] | None = None
+    """The tokens of an answer in place of the mask tokens; None of a text without one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Stack:
     """The tokens that each of the last entries stands for, in a layer that has keys of several tokens."""
     foreign: int = 0
     """The last entries that are tokens of another text, in a layer whose keys are those of two texts."""
+    answers: list[list[int]] | None = None
+    """The tokens of the answers in place of the mask tokens; None of texts without."""
 
     @cached_property
     def length(self) -> int:
@@ -61,11 +65,13 @@ class Stack:
         """The same tokens so many times, one batch behind the other."""
         mask = None if self.mask is None else self.mask.repeat(times, 1)
         parts = None if self.parts is None else self.parts * times
-        return replace(self, ids=self.ids.repeat(times, 1), mask=mask, spans=self.spans * times, parts=parts)
+        answers = None if self.answers is None else self.answers * times
+        ids, spans = self.ids.repeat(times, 1), self.spans * times
+        return replace(self, ids=ids, mask=mask, spans=spans, parts=parts, answers=answers)
 
     def part(self, texts: slice) -> "Stack":
         """Some of the texts, padded as they are."""
-        names = ("ids", "mask", "spans", "names", "patches", "parts", "segments", "seconds")
+        names = ("ids", "mask", "spans", "names", "patches", "parts", "segments", "seconds", "answers")
         own: dict[str, Any] = {name: value[texts] for name in names if (value := getattr(self, name)) is not None}
         return replace(self, **own)
 
@@ -93,6 +99,12 @@ class Stack:
         if self.mask is None:
             return [self.length] * len(self.ids)
         return [int(row.nonzero()[-1]) + 1 for row in self.mask]
+
+    @cached_property
+    def real_tokens(self) -> list[range]:
+        """The tokens of each text that are no padding."""
+        starts = [0] * len(self.ids) if self.starts is None else self.starts.tolist()
+        return [range(start, end) for start, end in zip(starts, self.ends, strict=True)]
 
     @cached_property
     def starts(self) -> NDArray[np.int64] | None:
@@ -125,14 +137,17 @@ class Inputs:
 
     @cached_property
     def answers(self) -> list[list[int]]:
-        """The indices of the tokens of each text's given answer, or target, but for a first token of all."""
+        """The indices of the tokens of each text's given answer, or target, but for a first token of all.
+
+        Of answers in place of mask tokens, the indices of these.
+        """
         stack = self.predicted
         if self.target is not None:
             return [[*range(1, stack.length)]] * len(stack.ids)
         parts = stack.parts or [[]] * len(stack.ids)
         starts = stack.starts if stack.starts is not None else [0] * len(stack.ids)
         return [
-            [at for at, part in enumerate(row) if part == ANSWER and at > start]
+            [at for at, part in enumerate(row) if part == ANSWER and (at > start or stack.answers is not None)]
             for row, start in zip(parts, starts, strict=True)
         ]
 

@@ -1,7 +1,7 @@
 """The prompt of a text with images or sounds: the checkpoint's own processor puts them into one text."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -9,17 +9,23 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, MessagePart, ModelInput, TextPart
 from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
 from attention_service.models.inputs.input_stacks import Inputs, Span, Stack, Tokens, parted_answer
-from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.model_inputs import TextInputs
 from attention_service.models.inputs.text_tokens import medium_of
+from attention_service.models.passes.attention_places import AttentionPlace
+
+_OF_WINDOWS: Final = (
+    "the layers of this model that see images attend over windows of patches that merge from layer to layer; their "
+    "weights have no tokens in common, and cannot be multiplied"
+)
 
 
-class MediaPrompts(InputReader):
+class MediaPrompts(TextInputs):
     """Reads texts with images, or with sounds, of one model."""
 
     medium: Literal["image", "audio"]
     """The type of a part of a message that is one."""
-    field: Literal["images", "audio"]
-    """The field of a request that has them."""
+    media: Literal["images", "audio"]
+    enters = "tokens and media"
     mark: str
     """The text of the place of one."""
     before: str
@@ -30,7 +36,7 @@ class MediaPrompts(InputReader):
     @property
     def takes(self) -> list[str]:
         """The inputs that requests may have."""
-        return [*super().takes, self.field]
+        return [*super().takes, self.media]
 
     @property
     def several(self) -> str:
@@ -65,7 +71,7 @@ class MediaPrompts(InputReader):
             field = "answer" if request.text_pair is None else "text_pair"
             raise InvalidRequest.at(field, f"{self.several} go with one text")
         if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
-            raise InvalidRequest.at(self.field, "they go with one text, without a target")
+            raise InvalidRequest.at(self.media, "they go with one text, without a target")
 
     def prompt(self, request: ModelInput, media: Sequence[Any]) -> tuple[dict[str, Any], Tokens, str]:
         """A request as the processor makes it, its tokens, and the field that they come from. Raises InvalidRequest."""
@@ -87,7 +93,7 @@ class MediaPrompts(InputReader):
         made = self.processed(before + text + str(request.answer or ""), media)
         tokens = tokens_of(made, len(before))
         tokens = tokens if request.answer is None else parted_answer(tokens, len(text))
-        return made, tokens, "text" if request.text else self.field
+        return made, tokens, "text" if request.text else self.media
 
     def stack(self, tokens: Tokens, shown: Sequence[str | None], **sources: Any) -> Stack:
         """The tokens of one text. ``shown``: the names of those that are parts of images or sounds, None of others.
@@ -107,6 +113,12 @@ class MediaPrompts(InputReader):
     def of_tokens(self, _: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         """The arguments that have a number for each token, of tokens as they came."""
         return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+
+
+def unlike_windows(places: Sequence[AttentionPlace], length: int) -> dict[str, str]:
+    """Return all these layers with the reason, if one of them attends over another number of tokens than ``length``."""
+    alike = all(place.length == length for place in places)
+    return {} if alike else {str(place.key): _OF_WINDOWS for place in places}
 
 
 def tokens_of(made: dict[str, Any], before: int = 0) -> Tokens:

@@ -1,6 +1,6 @@
 """The input of a whole model: texts padded to one batch, a target, and the arguments of its ``forward``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -9,61 +9,39 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Span, Stack, Tokens
+from attention_service.models.inputs.input_reader import HEARS_NONE
+from attention_service.models.inputs.input_stacks import Inputs, Span, Stack, Tokens
 from attention_service.models.inputs.model_limits import (
     first_token,
     is_classifier,
     positions_behind_padding,
     takes_last_token,
 )
-from attention_service.models.inputs.question_tokens import GlobalTokens
-from attention_service.models.inputs.text_tokens import HEARS_NONE, TextReader
+from attention_service.models.inputs.question_tokens import QuestionTokens
+from attention_service.models.inputs.text_tokens import TextReader
 from attention_service.models.inputs.tokenizer_faults import tokenizer_faults
-from attention_service.models.passes.attention_places import TARGET, TEXT
+from attention_service.models.passes.attention_places import TARGET, TEXT, VISION
 
 FactT = TypeVar("FactT")
 
 
-class InputReader(TextReader):
-    """Reads the inputs of one model."""
+class TextInputs(TextReader):
+    """Reads texts as the input of one model, with a target if it has a decoder."""
 
-    short_text = TEXT
-    """The tokens of the text of the short run, or the frames of its sound."""
-    packs = False
-    """True if all images are one sequence in the layers that see them."""
-    rate = 0
-    """Samples a second of its sounds; 0 of a model that hears none."""
-    edge = 0
-    """The ``shortest_edge`` of the image processor."""
-    leaves_out = False
-    """True if the model sees a part of its input, chosen at random."""
-    shifts = False
-    """True if the decoder reads the text itself, moved by one token, as in classifiers of BART and T5."""
-    last_states: int | None = None
-    """The last hidden states of an input, of a model whose layers merge its tokens; None for one of each token."""
-    pads_up_to: int | None = None
-    """The tokens up to which a text filled up with padding has the numbers that it has alone; None for any number."""
-    senses = "sees images"
-    """The input of layers that do not read texts."""
+    tower = "vision_config", VISION  # of a model whose images are not read, too
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
         super().__init__(model, tokenizer)
         self._classifies = is_classifier(model)
         self.shifts = self.pairs and self._classifies
-        self._device = model.device
-        self._global = GlobalTokens.of(model)
+        self._global = QuestionTokens.of(model)
         ahead = bool(model.can_generate()) or takes_last_token(model)
         self.pads_left = ahead and not self.pairs
-        """True if texts of one batch are filled up at their beginnings; a trial at load chooses the other side."""
         self._counts_positions = "position_ids" in self.names and positions_behind_padding(model) is None
         """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
         pad: Any = getattr(model.config.get_text_config(), "pad_token_id", None)
         self._pad = int(pad) if self.knows(pad) else 0
         self._start = first_token(model, self._pad)
-
-    def mixes_padding(self, length: int) -> bool:
-        """True if a text has other numbers beside a longer one, of ``length`` tokens, than alone."""
-        return self.pads_up_to is not None and length > self.pads_up_to
 
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a few tokens: ``TEXT``, and ``TARGET`` of a target; then of others."""
@@ -81,14 +59,6 @@ class InputReader(TextReader):
         found += ["messages"] if self.tokenizer is not None and self.template else []
         reads_target = self.pairs and not self.shifts and self.tokenizer is not None
         return [*found, "target"] if reads_target else found
-
-    def module(self, model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> Callable[..., Any]:
-        """The part of a model that reads these arguments: all of it."""
-        return model
-
-    def absent(self, inputs: Inputs) -> str | None:
-        """The tokens that an input does not have, as queries of a layer are named; None if it has all."""
-        return None
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
@@ -120,14 +90,6 @@ class InputReader(TextReader):
             raise InvalidRequest.at("target", "the model reads only the text, and no target")
         return Inputs(several, stack, target, arguments)
 
-    def sized(self, width: int, height: int) -> SizedImage:
-        """Return the tokens of an image of this size. Raises InvalidRequest."""
-        raise InvalidRequest.at("images", self.takes_no_images)
-
-    def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
-        """The memory that a model takes before its first layer, besides states as wide as that."""
-        return 0
-
     def batch(self, texts: Sequence[Tokens]) -> Stack:
         """Pad texts to one batch: see ``pads_left``."""
         length = max(len(text.ids) for text in texts)
@@ -148,6 +110,7 @@ class InputReader(TextReader):
             [self._filled(text.spans, length) for text in texts],
             parts=parts if any(text.parts for text in texts) else None,
             segments=None if segments is None else segments.to(self._device),
+            answers=[text.answer or [] for text in texts] if any(text.answer for text in texts) else None,
         )  # fmt: skip
 
     def _filled(self, facts: Sequence[FactT | None], length: int) -> list[FactT | None]:

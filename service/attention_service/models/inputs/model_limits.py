@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_service.models.head_kinds import head_kind
-from attention_service.models.input_kinds import PAIRS
+from attention_service.models.folders.head_kinds import head_kind
+from attention_service.models.folders.input_kinds import PAIRS
 
 _STRETCHED: Final = frozenset({"linear", "yarn"})
 """Rotations whose factor a config may have beside the positions without it. What a dynamic one does for a long text

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.text_positions import TokenPositions
 from attention_service.core.tensors import wide
-from attention_service.models.head_kinds import Predicts, Unit, class_names, head_kind
+from attention_service.models.folders.head_kinds import Predicts, Unit, class_names, head_kind
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Inputs, Stack
-from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.model_limits import object_count
 
 Places = list[list[int]]
@@ -87,7 +88,7 @@ class PredictionHead:
 
     # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def places(self, positions: Sequence[int] | None, inputs: Inputs) -> Places | None:
+    def places(self, positions: TokenPositions | None, inputs: Inputs) -> Places | None:
         """The indices of these positions in each text; None for those that its logits tell. Raises InvalidRequest.
 
         By default the last token, of a head that classifies tokens or objects every one, and of one that finds a span
@@ -188,21 +189,37 @@ class PredictionHead:
         return found[0]
 
 
-def places_of(positions: Sequence[int] | None, stack: Stack) -> Places:
-    """The indices of these positions in each text; negative ones count from the end of the text. Default: the last.
+def places_of(positions: TokenPositions | None, stack: Stack) -> Places:
+    """The indices of these positions of each text, counted within it from its begin, or from its end if negative.
 
-    Raises InvalidRequest for one that is out of range.
+    Padding at either side is not counted. Default: the last. Raises InvalidRequest for one that a text does not have,
+    and for a list of another number of texts.
     """
-    wanted = [-1] if positions is None else list(positions)
-    for index, position in enumerate(wanted):
-        least = min(stack.ends)
-        if not -least <= position < stack.length:
+    wanted: Any = [-1] if positions is None else positions
+    texts = stack.real_tokens
+    if not isinstance(wanted[0], list):
+        shortest = ", the tokens of the shortest text" if len(texts) > 1 else ""
+        _check_range(wanted, min(map(len, texts)), "positions", shortest)
+        return [[tokens[position] for position in wanted] for tokens in texts]
+    if len(wanted) != len(texts):
+        raise InvalidRequest.at(
+            "positions", f"expected a list for each of {len(texts)} texts; got {len(wanted)}",
+            expected=len(texts), actual=len(wanted),
+        )  # fmt: skip
+    for text, (row, tokens) in enumerate(zip(wanted, texts, strict=True)):
+        _check_range(row, len(tokens), f"positions.{text}")
+    return [[tokens[position] for position in row] for row, tokens in zip(wanted, texts, strict=True)]
+
+
+def _check_range(positions: Sequence[int], length: int, param: str, of: str = "") -> None:
+    """Raise InvalidRequest for a position that a text of so many tokens does not have."""
+    for index, position in enumerate(positions):
+        if not -length <= position < length:
             raise InvalidRequest.at(
-                f"positions.{index}",
-                f"{position} is out of range; expected {-least} to {stack.length - 1}",
-                limit=stack.length,
+                f"{param}.{index}",
+                f"{position} is out of range; expected {-length} to {length - 1}{of}",
+                limit=length,
             )
-    return [[end + each if each < 0 else each for each in wanted] for end in stack.ends]
 
 
 def rows_at(logits: Tensor, places: Sequence[Sequence[int]]) -> Tensor:

@@ -8,14 +8,14 @@ from torch import Tensor, arange
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidRequest
-from attention_service.models.head_kinds import head_kind
+from attention_service.models.folders.head_kinds import head_kind
 
 _SEPARATORS: Final = 3
 """Separators of a question and a text: two between them, and one behind them."""
 
 
 @dataclass(frozen=True)
-class GlobalTokens:
+class QuestionTokens:
     """The rule by which a model chooses the global tokens of a question and a text.
 
     Other heads need none: the first token is global for a class of the text, and none is for the others.

@@ -1,9 +1,8 @@
 """Texts and conversations as the tokens of a model, by the checkpoint's tokenizer."""
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -15,7 +14,6 @@ from attention_contract.schemas.prompts import (
     MessagePart,
     ModelInput,
     TextPart,
-    TokenLabelsReply,
 )
 from attention_service.models.inputs.conversations import (
     ANSWER,
@@ -26,83 +24,27 @@ from attention_service.models.inputs.conversations import (
     token_parts,
     write_conversation,
 )
-from attention_service.models.inputs.input_stacks import Span, Stack, Tokens, parted_answer
+from attention_service.models.inputs.input_reader import HEARS_NONE, InputReader
+from attention_service.models.inputs.input_stacks import Span, Tokens, parted_answer
 from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.model_limits import max_length, positions_behind_padding, vocabulary_size
-from attention_service.models.inputs.patch_grids import patch_labels
-from attention_service.models.inputs.token_texts import TokenDecoder
 from attention_service.models.inputs.tokenizer_faults import tokenizer_faults
 
-HEARS_NONE: Final = "this model hears none; send text, tokens or messages"
 
-
-class TextReader:
+class TextReader(InputReader):
     """Reads the texts of one model."""
 
-    unread: str | None = None
-    """The reason for which a tokenizer of the checkpoint is not read, if it has one."""
-    text_files_changed: Callable[[], bool] = staticmethod(lambda: False)
-    """Return True if the checkpoint's files of a tokenizer are others than when the model was loaded."""
-
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        super().__init__(model, tokenizer)
         config = model.config
         self.pairs = bool(config.is_encoder_decoder)
-        """True for a model with an encoder and a decoder."""
-        self.tokenizer = tokenizer
-        self.template: Any = default_template(getattr(tokenizer, "chat_template", None))
-        """The chat template."""
-        self.names = frozenset(inspect.signature(model.forward).parameters)
-        """The names of the model's arguments."""
+        self.template = default_template(getattr(tokenizer, "chat_template", None))
         behind = positions_behind_padding(model)
         self.max_length = max_length(model) if behind is None else behind
-        self.vocabulary = self._known_ids(model)
-        """The number of token ids that the model reads."""
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self.predictable = self.vocabulary if head is None else int(head.weight.shape[0])
-        """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
+        if head is not None:
+            self.predictable = int(head.weight.shape[0])
         self._types: int | None = getattr(config.get_text_config(), "type_vocab_size", None) or None
-        self.decoder = TokenDecoder(tokenizer)
-        """The text of its tokens."""
-        self.takes_no_images = "this model takes none; send text, tokens or messages"
-        """The reason for a request with images."""
-
-    @property
-    def no_tokenizer(self) -> str:
-        """The reason for which texts are refused, if they are."""
-        if self.text_files_changed():
-            return "the checkpoint's tokenizer was written after the model was loaded (unload the model to read it)"
-        if self.unread is not None:
-            return f"the checkpoint has no tokenizer that can be read ({self.unread})"
-        return "the checkpoint has no tokenizer"
-
-    def knows(self, token: Any) -> bool:
-        """True for the id of a token that the model has an embedding of, as a config may not state."""
-        return isinstance(token, int) and 0 <= token < self.vocabulary
-
-    def end_ids(self, model: PreTrainedModel) -> list[int]:
-        """The ids that end a text, by the settings of the checkpoint or its tokenizer."""
-        ids: Any = getattr(model.generation_config, "eos_token_id", None)
-        if ids is None and self.tokenizer is not None:
-            ids = self.tokenizer.eos_token_id
-        return [each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int)]
-
-    def labels(self, stack: Stack) -> list[TokenLabelsReply]:
-        """The labels of every token of each text, those of padding included."""
-        found = []
-        for row, (ids, spans) in enumerate(zip(stack.host_ids.tolist(), stack.spans, strict=True)):
-            single = ids[: len(ids) - len(stack.compressed)]
-            tokens = self.decoder.readable(single) if stack.names is None else stack.names[row]
-            tokens = [*tokens, *(f"[{each.start}…{each.stop - 1}]" for each in stack.compressed)]
-            more = {} if stack.patches is None else patch_labels(stack.patches[row])
-            more |= {} if stack.seconds is None else {"seconds": stack.seconds[row]}
-            if stack.parts is not None:
-                more["parts"] = stack.parts[row]
-            found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **more))
-        return found
-
-    def readable(self, ids: Sequence[int]) -> list[str]:
-        """The tokens of these ids, cleaned for reading."""
-        return self.decoder.readable(ids)
 
     def token_id(self, token: int | str, param: str) -> int:
         """The id of a token, given as such or as a text that is one token. Raises InvalidRequest."""
@@ -178,7 +120,8 @@ class TextReader:
             if request.answer is None:
                 found.append(self.tokens(text, place, pair=second))
             else:
-                found.append(self.answered(text, second or "", place))
+                answered = self.filled if self.fills_masks else self.answered
+                found.append(answered(text, second or "", place))
         return found, "text", several
 
     def answered(self, text: str, answer: str, param: str) -> Tokens:
@@ -193,6 +136,24 @@ class TextReader:
             parts = ["text"] * len(first.ids) + [ANSWER] * len(second.ids)
             return Tokens(first.ids + second.ids, first.spans + second.spans, [*parts])
         return parted_answer(self.tokens(text + answer, param), len(text))
+
+    def filled(self, text: str, answer: str, param: str) -> Tokens:
+        """The tokens of a text whose mask tokens are those of an answer. Raises InvalidRequest for other counts."""
+        read, ids = self.tokens(text, param), self.tokens(answer, "answer", special=False).ids
+        self._check_known(ids, "answer", self.predictable)
+        masks = sum(token == self.mask_id for token in read.ids)
+        if masks != len(ids):
+            raise InvalidRequest.at(
+                "answer",
+                f"expected as many tokens as the text has mask tokens, {masks}; got {len(ids)} "
+                f"({', '.join(self.readable(ids[:8]))}{', …' if len(ids) > 8 else ''}). Write "
+                f"{getattr(self.tokenizer, 'mask_token', None)} in the text once for each token of the answer",
+                expected=masks,
+                actual=len(ids),
+            )
+        special = self.special_ids
+        parts = [ANSWER if token == self.mask_id else None if token in special else "text" for token in read.ids]
+        return read._replace(parts=parts, answer=ids)
 
     def _check_types(self, types: Sequence[Sequence[int] | None], param: str = "token_type_ids") -> None:
         """Raise InvalidRequest for types of tokens that the model does not have."""
@@ -222,8 +183,8 @@ class TextReader:
     ) -> Tokens:  # fmt: skip
         fast = bool(tokenizer.is_fast)
         with tokenizer_faults(param):
-            if limit is not None and fast and pair is None and special:
-                return _cut(tokenizer, text, limit)
+            if limit is not None and fast and special:
+                return _cut(tokenizer, text, limit) if pair is None else self._cut_pair(tokenizer, text, pair, limit)
             found = tokenizer(
                 text, pair, add_special_tokens=special, truncation=limit is not None, max_length=limit
             )  # fmt: skip
@@ -241,8 +202,27 @@ class TextReader:
             parts = [None if each is None else ("text", "text_pair")[each] for each in found.sequence_ids(0)]
         return Tokens(ids, spans, parts, segments)
 
+    def _cut_pair(self, tokenizer: Any, text: str, pair: str, limit: int) -> Tokens:
+        """The first tokens of two texts, of which the longer one is cut first, with those that the tokenizer adds."""
+        both = [tokenizer(each, add_special_tokens=False).encodings[0] for each in (text, pair)]
+        room = max(0, limit - tokenizer.num_special_tokens_to_add(pair=True))
+        for encoding, length in zip(both, longest_first(len(both[0]), len(both[1]), room), strict=True):
+            encoding.truncate(length, direction=tokenizer.truncation_side)
+        found = tokenizer.backend_tokenizer.post_process(*both)
+        segments = found.type_ids if "token_type_ids" in self.names and any(found.type_ids) else None
+        self._check_types([segments], "text_pair")
+        parts = [None if each is None else ("text", "text_pair")[each] for each in found.sequence_ids]
+        return Tokens(found.ids, _spans(found), parts, segments)
+
     def check(self, ids: Sequence[int], param: str) -> None:
-        """Raise InvalidRequest for ids that the model does not know, and for more than it has positions for."""
+        """Raise InvalidRequest for ids that the model does not know, and for fewer or more than it runs over."""
+        if len(ids) < self.min_length:
+            raise InvalidRequest.at(
+                param,
+                f"{len(ids)} {'token' if len(ids) == 1 else 'tokens'}; the model runs over texts of at least "
+                f"{self.min_length} tokens. Send a longer text",
+                limit=self.min_length,
+            )
         self._check_count(ids, param)
         self._check_known(ids, param, self.vocabulary)
 
@@ -274,6 +254,17 @@ def _cut(tokenizer: Any, text: str, limit: int) -> Tokens:
     encoding.truncate(max(0, limit - tokenizer.num_special_tokens_to_add()), direction=tokenizer.truncation_side)
     found = tokenizer.backend_tokenizer.post_process(encoding)
     return Tokens(found.ids, _spans(found))
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the tokens that are kept of two texts: the longer one is cut first, and then both alike.
+
+    Source: tokenizers, ``TruncationStrategy::LongestFirst``.
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
 
 
 def _spans(encoding: Any) -> list[Span]:

@@ -7,8 +7,8 @@ from torch import Tensor
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import LikelyToken, Prediction
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Stack
-from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.prediction_head import PredictionHead, Rows
 
 

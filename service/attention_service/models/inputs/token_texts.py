@@ -42,6 +42,7 @@ class TokenDecoder:
         self._word_pieces = "WordPiece" in kinds
         self._names = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_tokens)
         self._special = frozenset() if tokenizer is None else self._special_ids()
+        self._readable: dict[int, str] = {}  # of the vocabulary at most
 
     def _special_ids(self) -> frozenset[int]:
         if self._backend is None:
@@ -91,13 +92,10 @@ class TokenDecoder:
         """
         if self._tokenizer is None:
             return [str(each) for each in ids]
-        different = [*dict.fromkeys(ids)]
-        names = self._tokenizer.convert_ids_to_tokens(different)
-        texts = {
-            each: str(each) if name is None else self._clean(str(name))
-            for each, name in zip(different, names, strict=True)
-        }
-        return [texts[each] for each in ids]
+        if new := [token for token in dict.fromkeys(ids) if token not in self._readable]:
+            for token, name in zip(new, self._tokenizer.convert_ids_to_tokens(new), strict=True):
+                self._readable[token] = str(token) if name is None else self._clean(str(name))
+        return [self._readable[token] for token in ids]
 
     def _clean(self, name: str) -> str:
         if name in self._names:

@@ -1,7 +1,7 @@
 """The change that an adapter makes to one module of its base, ready to be added to the module's output."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class AppliedChange:
     """The module with parameters of the adapter."""
     embeds: bool = False
 
-    def rows(self, module: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], output: Any) -> Any:
+    def rows(self, module: nn.Module, args: Sequence[Any], options: Mapping[str, Any], output: Any) -> Any:
         """The output of a module all of whose rows are the adapter's."""
         if self.replaced is not None:
             output = as_wide(self.replaced, output)(*args, **options)

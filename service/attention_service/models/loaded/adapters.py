@@ -7,7 +7,7 @@ because a product that is infinite stays so; and B is finite (``applied_change``
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from attention_service.models.loaded.adapter_changes import (
     project_down,
     without_bias,
 )
+from attention_service.models.passes.module_hooks import change_outputs, noting_calls
 from attention_service.modules.checkpoints.adapter_files import MERGE, AdapterFiles
 
 _FAULTS: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
@@ -81,7 +82,7 @@ class RowMix:
     _masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     _shares: dict[nn.Module, Tensor] = field(default_factory=dict)
 
-    def apply(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def apply(self, module: nn.Module, args: Sequence[Any], output: Tensor) -> Tensor:
         """The output of a module, each row with the change of its adapter. Raises RuntimeError if x has other rows."""
         x = args[0]
         if (one := self.joined.get(module)) is None:
@@ -152,7 +153,7 @@ class Adapters:
         self.bytes: dict[str, int] = {}
         """Bytes that each adapter takes, its joined matrices included, by name."""
         self._known: dict[str, Adapter] = {}
-        self._hooked: set[nn.Module] = set()
+        self._adapted: set[nn.Module] = set()
         self.active: Adapter | None = None
         """The adapter of all rows; None for the base."""
         self._mix: RowMix | None = None
@@ -181,9 +182,9 @@ class Adapters:
             if (made := applied_change(name, path, change, module, self._model)) is not None:
                 changes[module] = made
         adapter = Adapter(name, files, changes, mixes=self._keeps_rows(changes))
-        for module in changes.keys() - self._hooked:
-            module.register_forward_hook(self._hook, with_kwargs=True, prepend=True)
-            self._hooked.add(module)
+        for module in changes.keys() - self._adapted:
+            change_outputs(module, self._changed)
+            self._adapted.add(module)
         self.forget(name)
         self._known[name], self.bytes[name] = adapter, needed_bytes(files.bytes)
         return adapter
@@ -234,13 +235,11 @@ class Adapters:
         """True if these modules get the rows of a pass as rows; experts, for one, get the tokens of all rows."""
         seen: list[bool] = []
 
-        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        def look(module: nn.Module, args: Sequence[Any], _: Mapping[str, Any]) -> None:
             least = 2 if isinstance(module, nn.Embedding) else 3
             seen.append(bool(args) and args[0].ndim >= least and len(args[0]) == 2)
 
-        with ExitStack() as hooks, self.using(None), torch.no_grad():
-            for module in modules:
-                hooks.callback(module.register_forward_pre_hook(look).remove)
+        with noting_calls(modules, look), self.using(None), torch.no_grad():
             try:
                 self._two_rows()
             except _FAULTS:
@@ -257,7 +256,7 @@ class Adapters:
             self._last = RowMix(rows, tuple(sorted(wanted, key=lambda each: each.name)), {})
         return self._last
 
-    def _hook(self, module: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], output: Any) -> Any:
+    def _changed(self, module: nn.Module, args: Sequence[Any], options: Mapping[str, Any], output: Any) -> Any:
         if self._mix is not None:
             return self._mix.apply(module, args, output)
         change = None if self.active is None else self.active.changes.get(module)

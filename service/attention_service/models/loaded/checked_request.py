@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Final
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
@@ -13,13 +14,16 @@ from attention_service.core.inspection.statistics import SIGNED_STATISTICS
 from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.key_stacks import extended, in_windows, joined
 from attention_service.models.loaded.adapters import Adapter
+from attention_service.models.loaded.edit_checks import check_edits, check_edits_of_embeddings
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.watched_probes import WatchedProbe
 from attention_service.models.passes.attention_pass import NOTHING, LayerTask
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
-from attention_service.models.passes.implicit_layers import is_by_channel
 from attention_service.models.passes.layer_keys import LayerWindows
+from attention_service.models.passes.mixers.implicit_layers import is_by_channel
+from attention_service.models.passes.points import EDITED_EMBEDDINGS
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.binding.selection import bind_selection
+from attention_service.runtime.binding.selection import bind_keys, bind_selection, check_label_count
 from attention_transformers.model_layers import LayerKey
 
 IMPLICIT: Final = "its weights are implicit: they may be negative, and their rows need not sum to one"
@@ -27,6 +31,8 @@ IMPLICIT: Final = "its weights are implicit: they may be negative, and their row
 
 _OF_ALL = frozenset({"logits", "pooled", "tokens", "embeddings"})
 """Names of what no layer has."""
+_TELL_ANSWERS: Final = ModelForwardRequest, ModelGradientsRequest, ModelEffectsRequest
+"""Requests whose replies tell of the log-probability of an answer."""
 LayerRequest = ModelForwardRequest | ModelWeightsRequest | ModelGradientsRequest
 Ask = Callable[[AttentionPlace, BoundRequest], LayerTask]
 """Makes the task at the layers of one kind, of which it gets one."""
@@ -44,9 +50,11 @@ class CheckedRequest:
     places: list[AttentionPlace]
     """The layers to answer for, in the order asked."""
     edits: Mapping[str, Sequence[Edit]]
-    """The edits of each layer, by the text of its key."""
+    """The edits of each layer, by the text of its key, and of the embeddings."""
     adapter: Adapter | None = None
     """The adapter that answers; None for the base."""
+    watch: Sequence[WatchedProbe] = ()
+    """The probes that score its tokens."""
     _cut: dict[LayerWindows, Stack] = field(default_factory=dict)
     """The tokens of layers that attend within windows."""
 
@@ -84,6 +92,11 @@ class CheckedRequest:
         return self.inputs.text if own is None else own
 
     @property
+    def edited_layers(self) -> list[str]:
+        """The keys of the layers with edits."""
+        return [key for key in self.edits if key != EDITED_EMBEDDINGS]
+
+    @property
     def repeats(self) -> bool:
         """True if its texts can come several times in one pass, one batch behind the other."""
         inputs = self.inputs
@@ -110,10 +123,13 @@ def check_request(
     if request.mask_seed and not loaded.reader.leaves_out:
         raise InvalidRequest.at("mask_seed", "this model sees all of its input; leave it out")
     if request.answer is not None and loaded.head.predicts != "next":
-        raise InvalidRequest.at(
-            "answer",
-            f"{type(loaded.model).__name__} does not predict the tokens of an answer; send it as a part of the text",
-        )
+        if loaded.without_masks is not None:
+            name = type(loaded.model).__name__
+            raise InvalidRequest.at(
+                "answer", f"{name} does not predict the tokens of an answer; send it as a part of the text"
+            )
+        if not isinstance(request, _TELL_ANSWERS):
+            raise InvalidRequest.at("answer", "the answer in place of mask tokens changes nothing here; leave it out")
     inputs = loaded.reader.read(request)
     absent = loaded.reader.absent(inputs)
     if request.layers == "all":
@@ -127,10 +143,13 @@ def check_request(
             raise InvalidRequest.at(f"layers.{index}", f"layer {place.key}: {IMPLICIT}; leave the layer out")
     checked = CheckedRequest(inputs, places, request.edits, loaded.adapters.active)
     for key, edits in request.edits.items():
+        if key == EDITED_EMBEDDINGS:
+            check_edits_of_embeddings(loaded.runner, edits, checked.bound(loaded.entered_place))
+            continue
         place = _present(loaded, key, f"edits.{key}", absent)
         if answers is None and place.mixes != "attention":
             raise InvalidRequest.at(f"edits.{key}", f"layer {place.key}: {IMPLICIT}; leave its edits out")
-        place.check_edits(edits, checked.bound(place))
+        check_edits(loaded.runner, place, edits, checked.bound(place))
     return checked
 
 
@@ -174,18 +193,32 @@ def layer_tasks(
                 "layers, so that no recording holds them; leave keep out",
             )
         if request.keep:
-            place.check_tap("hidden", "keep")
+            loaded.runner.check_tap(place, "hidden", "read", "keep")
         bound = checked.bound(place)
         task = ask(place, bound)
+        if isinstance(request, ModelWeightsRequest):
+            check_label_count("labels", request.labels, bound.keys, f"key of layer {place.key}")
+            check_label_count("query_labels", request.query_labels, bound.queries, f"query of layer {place.key}")
         of_kind[place.kind] = replace(
             task,
             selection=task.selection if request.select is None else bind_selection(request.select, bound),
+            keys=bind_keys(request.select, bound),
             whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
             batched=checked.several(place),
             query_mask=checked.queries(place).mask,
         )
-    found: dict[LayerKey, LayerTask] = {place.key: of_kind[place.kind] for place in checked.places}
+    return edit_tasks(loaded, checked, {place.key: of_kind[place.kind] for place in checked.places})
+
+
+def edit_tasks(
+    loaded: LoadedModel, checked: CheckedRequest, tasks: Mapping[LayerKey, LayerTask] | None = None
+) -> dict[LayerKey, LayerTask]:
+    """The edits of a request as tasks, which touch no padding, beside other tasks at layers."""
+    found = {} if tasks is None else {**tasks}
     for key, edits in checked.edits.items():
+        if key == EDITED_EMBEDDINGS:
+            found[key] = LayerTask(edits=edits)
+            continue
         place = loaded.place_of(key)
         real = checked.keys(place).mask
         found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
@@ -197,7 +230,7 @@ def may_have_more_rows(
 ) -> bool:
     """True if the pass of a request may have further rows, which change none of its own."""
     inputs = checked.inputs
-    places = [*[place for place, _ in checked.kinds], *[loaded.place_of(key) for key in checked.edits]]
+    places = [*[place for place, _ in checked.kinds], *[loaded.place_of(key) for key in checked.edited_layers]]
     seen = inputs.media or inputs.target or request.images or set(inputs.arguments) - TEXT_ARGUMENTS
     # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
     if request.alone or request.keep or seen or loaded.head.unit == "choice" or not loaded.stacks_texts:
@@ -219,7 +252,7 @@ def _answers(place: AttentionPlace, request: LayerRequest) -> bool:
         return False
     if isinstance(request, ModelWeightsRequest):
         signed = SIGNED_STATISTICS.issuperset(request.statistics or ())
-        return not request.keep and (request.normalize is not None or signed)
+        return not request.keep and (request.normalize == "absolute" or (signed and not request.normalize))
     return not getattr(request, "keep", False) and named - _OF_ALL <= (place.taps or frozenset())
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from tokenizers import Regex, normalizers
 from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
@@ -23,11 +24,11 @@ from transformers.image_processing_base import ImageProcessingMixin
 from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 from transformers.models.auto import processing_auto
 
-from attention_service.models.gguf_facts import takes_of
+from attention_service.models.folders.tokenizer_files import TEKKEN, TEMPLATES, Vocabulary, vocabulary_of
 from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
 from attention_service.models.inputs.tokenizer_faults import is_fault
-from attention_service.models.tokenizer_files import TEKKEN, TEMPLATES, Vocabulary, vocabulary_of
-from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
+from attention_service.modules.checkpoints.forms.gguf.gguf_form import takes_of
+from attention_service.modules.checkpoints.forms.gguf.gguf_header import GGUF, read_header
 
 FAULTS: Final = (
     OSError,
@@ -45,6 +46,8 @@ FAULTS: Final = (
 """The errors of transformers for a folder that it cannot load."""
 SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 """Arguments by which transformers neither downloads nor runs code of the checkpoint."""
+_PUNCTUATION: Final = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+"""Source: ``canonicalize_text`` of OpenCLIP's tokenizers."""
 _OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
 """Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
 _PROCESSORS: Final[Any] = processing_auto
@@ -106,6 +109,17 @@ def _read_tekken(folder: Path) -> PreTrainedTokenizerBase:
     made: Any = convert_tekken_tokenizer(str(folder / TEKKEN), none)
     made.add_bos_token = True
     return cast("PreTrainedTokenizerBase", made)
+
+
+def clean_texts(tokenizer: Any) -> None:
+    """Have a fast tokenizer remove punctuation and capitals first. Source: Zhai et al. 2023, as OpenCLIP does."""
+    backend = tokenizer.backend_tokenizer
+    steps = [
+        normalizers.Replace("_", " "), normalizers.Replace(Regex(_PUNCTUATION), ""), normalizers.Lowercase(),
+        normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(),
+    ]  # fmt: skip
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([*steps, *own])
 
 
 def read_image_processor(folder: Path) -> Any:

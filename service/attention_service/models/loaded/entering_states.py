@@ -1,4 +1,4 @@
-"""The states that enter a model's layers: the embeddings of its tokens, or the states of patches or frames."""
+"""The states that enter a model: what its table of tokens returns, or the states of patches or frames."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -8,15 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attention_contract.errors import InvalidRequest
-from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
-from attention_service.models.inputs.images.pair_inputs import PairInputs
-from attention_service.models.inputs.images.prompt_inputs import PromptInputs
-from attention_service.models.inputs.model_inputs import InputReader
-from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
-from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.module_hooks import State, after, before, turned
+from attention_service.models.passes.module_hooks import State, turned
+from attention_service.models.passes.points import ONCE, Site, changing
 from attention_service.models.passes.unrun_models import NOT_RUNNING
 
 KeyT = TypeVar("KeyT")
@@ -36,10 +31,7 @@ class EnteringStates:
     def table(self) -> nn.Module:
         """The embeddings of the tokens of a text; of a model with an encoder, those of the encoder."""
         model: Any = self._model
-        reads = model.get_encoder() if self._reader.pairs else model
-        if isinstance(self._reader, PairInputs):
-            reads = model.text_model
-        found: nn.Module = getattr(reads, "get_input_embeddings", model.get_input_embeddings)()
+        found: nn.Module = getattr(self._reader.embedder(model), "get_input_embeddings", model.get_input_embeddings)()
         return found
 
     @cached_property
@@ -48,21 +40,52 @@ class EnteringStates:
         if not any(place.time_first for place in self._places):
             return False
         shapes: list[torch.Size] = []
-        remove = after(self.table, lambda state: shapes.append(state.shape))
-        try:
-            with torch.no_grad():
-                self._run(self._reader.short_runs()[0])
-        finally:
-            remove()
+        with changing([(Site(self.table), lambda state: shapes.append(state.shape))]), torch.no_grad():
+            self._run(self._reader.short_runs()[0])
         return shapes[0][0] != 1
+
+    @cached_property
+    def sites(self) -> Sequence[Site]:
+        """The sites of the states that enter, of which a run passes one: a pair of encoders has one for each."""
+        if self._reader.enters != "tokens":
+            return [self._before_layers(media=False)]
+        sites = [Site(self.table, turns=ONCE, batch_first=turned if self.time_first else None)]
+        if any(place.queries == "media" for place in self._places):
+            sites.append(self._before_layers(media=True))
+        return sites
+
+    def _before_layers(self, *, media: bool) -> Site:
+        """The states before the first layer of a stack; ``media``: of that which sees images."""
+        chosen = (place for place in self._places if media == (place.queries == "media"))
+        first = next(chosen, self._places[0])
+        layout = first.batch_first if first.channels_first else None
+        return Site(first.first_layer, given=True, turns=ONCE, batch_first=layout)
+
+    @cached_property
+    def width(self) -> int | str:
+        """The width of the states that enter, one of each token; or the reason for which edits do not reach them.
+
+        A short run shows it.
+        """
+        if len(self.sites) > 1:
+            return "its texts and its images enter two encoders"
+        arguments, states = self._reader.short_runs()[0], list[Tensor]()
+        with changing([(site, states.append) for site in self.sites]), torch.no_grad():
+            self._run(arguments)
+        if not states:
+            return "its table of tokens is not what its layers read"
+        shape, ids = states[0].shape, arguments.get("input_ids")
+        if len(shape) != 3 or (ids is not None and shape[:2] != ids.shape[:2]):
+            return "no single state of each token enters its layers"
+        return shape[2]
 
     @cached_property
     def refusal(self) -> str | None:
         """The reason for which no output is differentiated by these states, as a short run shows; None if it is."""
         found: dict[str, Tensor] = {}
-        remove = self.changing(kept_as_leaf(found, "text"))
+        keep = kept_in_graph(found, "text")
         try:
-            with torch.enable_grad():
+            with changing((site, keep) for site in self.sites), torch.enable_grad():
                 made = self._run(self._reader.short_runs()[0])
                 states = [x for x in made.values() if isinstance(x, Tensor) and x.requires_grad]
                 if states:
@@ -70,34 +93,17 @@ class EnteringStates:
         except (*NOT_RUNNING, AssertionError) as fault:
             reason = str(fault).partition("\n")[0]
             return f"{type(self._model).__name__} cannot be differentiated by transformers ({reason})"
-        finally:
-            remove()
         return None
 
-    def check_differentiable(self, param: str, instead: str) -> None:
-        """Raise InvalidRequest, for the field ``param``, for a model that has no gradients."""
-        if self.refusal is not None:
-            raise InvalidRequest.at(param, f"{self.refusal}; {instead}")
 
-    def changing(self, change: State, *, images: bool = False) -> Callable[[], None]:
-        """Call ``change`` with the states ``[B, L, d_model]`` that enter. Returns the function that ends it.
+def kept_in_graph(found: dict[KeyT, Tensor], key: KeyT) -> State:
+    """Keep a state as a node of the graph; one that no node has made becomes a leaf."""
 
-        ``images``: those of the images, of a pair of encoders.
-        """
-        if images or isinstance(self._reader, EncoderInputs | PromptInputs | SoundInputs | SoundPrompts):
-            chosen = (place for place in self._places if images == (place.queries == "media"))
-            first = next(chosen, self._places[0])
-            return before(first.first_layer, first.batch_first(change) if first.channels_first else change)
-        return after(self.table, turned(change) if self.time_first else change)
-
-
-def kept_as_leaf(found: dict[KeyT, Tensor], key: KeyT) -> State:
-    """Keep the first states that enter as a leaf of the graph. The table of a text may be a decoder's too."""
-
-    def change(state: Tensor) -> Tensor | None:
-        if key in found:
-            return None
-        found[key] = state.detach().clone().requires_grad_()
+    def change(state: Tensor) -> Tensor:
+        if state.requires_grad:
+            found[key] = state.view_as(state)
+            return found[key]
+        found[key] = state.detach().requires_grad_()
         return found[key].clone()  # CTRL scales it in place
 
     return change

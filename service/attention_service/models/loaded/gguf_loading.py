@@ -16,13 +16,13 @@ from transformers.utils.quantization_config import GgufConfig
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.models.gguf.entries import UnreadableGguf
-from attention_service.models.gguf.families import FAMILIES
-from attention_service.models.gguf.rotations import FREQUENCY_FACTORS
-from attention_service.models.gguf_facts import read_config
 from attention_service.models.loaded.checkpoint_processors import SAFE
 from attention_service.models.loaded.gguf_tensors import read_tensors
-from attention_service.modules.checkpoints.gguf_header import GgufHeader, read_header
+from attention_service.modules.checkpoints.forms.gguf.entries import UnreadableGguf
+from attention_service.modules.checkpoints.forms.gguf.families import FAMILIES
+from attention_service.modules.checkpoints.forms.gguf.gguf_form import read_config
+from attention_service.modules.checkpoints.forms.gguf.gguf_header import GgufHeader, read_header
+from attention_service.modules.checkpoints.forms.gguf.rotations import FREQUENCY_FACTORS
 
 
 class GgufSource(NamedTuple):
@@ -57,12 +57,6 @@ def open_gguf(file: Path, kind_of: Callable[[Any], Any], dtype: str, progress: C
     read = read_tensors(file, header, model, TORCH_DTYPES[dtype], progress)
     arguments = {"pretrained_model_name_or_path": None, "state_dict": read.tensors}
     return GgufSource(config, arguments, sorted([*stated.unread, *read.left_out]))
-
-
-def dtype_of(file: Path) -> str:
-    """The dtype of a file of floats; float32 of a quantized one."""
-    form = read_header(file).form
-    return form if form in TORCH_DTYPES else "float32"
 
 
 def _config(fields: dict[str, Any]) -> Any:

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from attention_service.core.cancellation import checkpoint
-from attention_service.models.gguf.rotations import FREQUENCY_FACTORS
-from attention_service.modules.checkpoints.gguf_header import GgufHeader
+from attention_service.modules.checkpoints.forms.gguf.gguf_header import GgufHeader
+from attention_service.modules.checkpoints.forms.gguf.rotations import FREQUENCY_FACTORS
 
 Array = NDArray[np.float32]
 Undo = Callable[[str, Array, Any], Array]

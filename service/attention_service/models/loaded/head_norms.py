@@ -4,7 +4,6 @@ The gated delta nets, Kimi delta attention and xLSTM have one. A first-order eff
 of a context is 0 there, whatever the head does. No list of classes says so: the module runs with contexts of two sizes.
 """
 
-from functools import partial
 from typing import Final
 
 import torch
@@ -12,15 +11,15 @@ from torch import Tensor
 
 from attention_contract.schemas.attention import Edit
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_runner import WHOLE, RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
-from attention_service.models.passes.attention_places import AttentionPlace, turns_of
-from attention_service.models.passes.module_hooks import after, on_turn
+from attention_service.models.passes.attention_places import AttentionPlace
 
 _LARGE: Final = 1e4
 """The factor of every context, so large that a norm's ε is nothing beside it."""
 _LARGER: Final = 1e2
 """The factor of the first head's, besides. A norm over several heads would make the others' smaller by it."""
-_SAME: Final = 2e-3
+_OUTPUT_TOLERANCE: Final = 2e-3
 """The difference of outputs that are the same, as a share."""
 _SMALL: Final = 0.2
 """The largest sum of gradient · context, as a share of the sum of its magnitudes, that a norm's ε can leave."""
@@ -36,19 +35,10 @@ def may_be_normed(effect: Tensor) -> bool:
 def is_normed_by_head(loaded: LoadedModel, place: AttentionPlace) -> bool:
     """True if what an attention returns in a short run is the same whatever the size of its first head's context."""
     outputs: list[Tensor] = []
-    turns = turns_of(place.module, loaded.all_places)
-    large = Edit(tap="context", scale=_LARGE)
+    point, large = (place.key, "output"), Edit(tap="context", scale=_LARGE)
     for edits in ([large], [large, Edit(tap="context", heads=[0], scale=_LARGER)]):
-        task = LayerTask(edits=edits)
-        remove = after(place.module, on_turn({place.turn: partial(_keep, outputs)}, turns))
-        try:
-            loaded.run(loaded.reader.short_runs()[0], AttentionPass({place.key: task}))
-        finally:
-            remove()
+        spec = RunSpec(AttentionPass({place.key: LayerTask(edits=edits)}), read={point: WHOLE})
+        outputs.append(loaded.runner.run(loaded.reader.short_runs()[0], spec).at[point])
     one, other = (each.double() for each in outputs)
-    share = max(_SAME, torch.finfo(outputs[0].dtype).eps)
+    share = max(_OUTPUT_TOLERANCE, torch.finfo(outputs[0].dtype).eps)
     return bool((one - other).norm() <= share * other.norm()) and bool(other.any())
-
-
-def _keep(outputs: list[Tensor], state: Tensor) -> None:
-    outputs.append(state)

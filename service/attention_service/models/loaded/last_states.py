@@ -4,7 +4,7 @@ A short run shows which part returns them, and whether it does so without the re
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.tensors import wide
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Stack, Tokens
-from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import TARGET, TEXT, AttentionPlace
+from attention_service.models.passes.module_hooks import State, noting_returns
+from attention_service.models.passes.points import Point
 from attention_service.models.passes.unrun_models import NOT_RUNNING
 
 _NAME: Final = "last_hidden_state"
@@ -29,8 +31,9 @@ class Run(Protocol):
     """Runs a model, or a part of it, once."""
 
     def __call__(
-        self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, model: nn.Module | None = None
-    ) -> Any:
+        self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass, *, model: nn.Module | None = None,
+        changes: Iterable[tuple[Point, State]] = (),
+    ) -> Any:  # fmt: skip
         """Return the output."""
 
 
@@ -47,17 +50,19 @@ class LastStates:
     """True if it returns the same when it runs without the rest of the model."""
     run: Run
 
-    def of(self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass) -> Tensor:
+    def of(
+        self,
+        arguments: Mapping[str, Tensor],
+        attention_pass: AttentionPass,
+        changes: Iterable[tuple[Point, State]] = (),
+    ) -> Tensor:
         """Run the texts. Returns their last states ``[B, L, width]``."""
         if self.alone:
-            found: Tensor = self.run(arguments, attention_pass, model=self.part)[_NAME]
+            found: Tensor = self.run(arguments, attention_pass, model=self.part, changes=changes)[_NAME]
         else:
             kept: list[Any] = []
-            handle = self.part.register_forward_hook(lambda _, __, output: kept.append(output))
-            try:
-                self.run(arguments, attention_pass)
-            finally:
-                handle.remove()
+            with noting_returns([self.part], lambda *call: kept.append(call[-1])):
+                self.run(arguments, attention_pass, changes=changes)
             found = kept[0][_NAME]
         return found.transpose(0, 1) if self.time_first else found
 
@@ -75,20 +80,16 @@ def find_last_states(
         arguments = arguments | {"decoder_input_ids": texts.ids[:, :TARGET]}
     returned: dict[nn.Module, Tensor] = {}
 
-    def note(module: nn.Module, _: Any, output: Any) -> None:
+    def note(module: nn.Module, _: Any, __: Any, output: Any) -> None:
         states = getattr(output, _NAME, None)
         if isinstance(states, Tensor) and states.ndim == 3:
             returned.setdefault(module, states)
 
-    hooks = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        with torch.no_grad():
+        with noting_returns(model.modules(), note), torch.no_grad():
             run(arguments, AttentionPass({}))
     except NOT_RUNNING as fault:
         raise _no_vectors(model, f"does not run over texts of different lengths: {fault}") from fault
-    finally:
-        for hook in hooks:
-            hook.remove()
     part = next((each for each in _candidates(model, reader, places) if each in returned), None)
     if part is None:
         raise _no_vectors(model, "returns no states of the tokens of its text")

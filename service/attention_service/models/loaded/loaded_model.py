@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from attention_contract.errors import AttentionError, InvalidCheckpoint
-from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.models.input_kinds import PAIRS
+from attention_service.models.folders.input_kinds import PAIRS
+from attention_service.models.folders.tokenizer_files import TEXT_FILES
 from attention_service.models.inputs.images.detector_inputs import DetectorInputs, is_detector
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.images.prompt_inputs import PromptInputs
-from attention_service.models.inputs.input_stacks import Stack
-from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.input_reader import InputReader
+from attention_service.models.inputs.model_inputs import TextInputs
 from attention_service.models.inputs.model_limits import SOUND
-from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
+from attention_service.models.inputs.prediction_head import PredictionHead
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.adapters import Adapters
@@ -31,17 +31,21 @@ from attention_service.models.loaded.last_states import (
     find_last_states,
     own_arguments,
 )
-from attention_service.models.loaded.matrix_products import counted_products
+from attention_service.models.loaded.matrix_products import products_of
+from attention_service.models.loaded.mlp_outputs import find_layer_states
 from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, no_layers_seen
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
-from attention_service.models.loaded.padding_trial import choose_padding
+from attention_service.models.loaded.model_runner import ModelRunner
+from attention_service.models.loaded.padding_trial import choose_padding, find_least_length
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import compute_in_float64
+from attention_service.models.passes.module_hooks import State
 from attention_service.models.passes.module_states import ModuleStates
 from attention_service.models.passes.module_taps import CHOSEN
+from attention_service.models.passes.points import LayerStates, Point, Points, state_edits
+from attention_service.models.passes.run_records import RecordedRuns
 from attention_service.models.passes.shared_layers import SharedLayers
-from attention_service.models.tokenizer_files import TEXT_FILES
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import LayerKey
 
@@ -49,10 +53,6 @@ _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, Looku
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
 _NAMED: Final = 3
 """Tensors that an error names of those that the model leaves out."""
-_OF_WINDOWS: Final = (
-    "the layers of this model that see images attend over windows of patches that merge from layer to layer; their "
-    "weights have no tokens in common, and cannot be multiplied"
-)
 
 
 class LoadedModel:
@@ -92,12 +92,6 @@ class LoadedModel:
         self._read_again: tuple[Path, dict[str, tuple[int, int]]] | None = None
         """The folder whose files are read for each pass, with times and sizes as they were; None: all is in memory."""
         self.head = PredictionHead.of(model)
-        self.recording: RecordingFile | None = None
-        """The recording of the last request, if it said ``keep``."""
-        self.in_parts: dict[str, str] = {}
-        """The layers that see images in windows, or in patches that merge between layers, with the reason."""
-        self.short_products: dict[nn.Module, int] = {}
-        """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
         self.normed_kinds: dict[type[nn.Module], bool] = {}
         """The classes of attentions that were tried for a norm of each head: see ``head_norms``."""
         try:
@@ -105,7 +99,7 @@ class LoadedModel:
         except _UNREADABLE as fault:
             if model.main_input_name != "input_ids" or processor is None:
                 raise
-            self._prepare(lambda: InputReader(model, tokenizer))
+            self._prepare(lambda: TextInputs(model, tokenizer))
             reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
             self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
         self.reader.unread = unread
@@ -116,40 +110,28 @@ class LoadedModel:
         model = self.model
         self.states = ModuleStates(model)
         self.reader = read()
-        self.attention, self.places = find_attentions(model, self.reader, self.device, self._run_shortly)
+        self.reader.fills_masks = self.without_masks is None
+        run = RecordedRuns(model, self._run_bare)
+        self.attention, self.places = find_attentions(model, self.reader, self.device, run)
         """Its attentions by the text of their keys."""
-        self.mixers, self.implicit = find_mixers(model, self.reader, self._run_shortly, self.places)
+        self.mixers, self.implicit = find_mixers(model, self.reader, run, self.places)
         """Its layers with implicit weights, likewise."""
         if not self.places and not self.implicit:
             raise no_layers_seen(model, self.reader)
-        encodes = isinstance(self.reader, EncoderInputs)
-        of_media = [each for each in self.places.values() if encodes or each.queries == "media"]
-        if isinstance(self.reader, EncoderInputs | PromptInputs | PairInputs | SoundPrompts) and of_media:
-            known = self.reader.find_parts(of_media, partial(self.run, asking=AttentionPass({})))
-            if not known:
-                self.in_parts = {str(place.key): _OF_WINDOWS for place in of_media}
-                self.places = {key: place for key, place in self.places.items() if place not in of_media}
-        if isinstance(self.reader, EncoderInputs):
-            self.in_parts |= self.reader.unnamed
-            self.places = {
-                key: self.reader.placed(place) for key, place in self.places.items() if key not in self.in_parts
-            }
-        first = next(iter(self.places.values()), None)
-        if isinstance(self.reader, SoundInputs) and first is not None and first.queries != "text":
-            raise InvalidCheckpoint.at(
-                "checkpoint", "its layers attend over other tokens than the frames that it makes of a sound"
-            )
-        if isinstance(self.reader, SoundInputs) and self.head.predicts is None and not self.reader.pairs:
-            states = self.run(self.reader.short_runs()[0], AttentionPass({})).last_hidden_state
-            if states.shape[1] != self.reader.short_text:
-                raise InvalidCheckpoint.at(
-                    "checkpoint", "its output pools the frames of its layers; load the model whose encoder it is"
-                )
+        seen = [place for place in self.places.values() if self.reader.sees(place)]
+        plain = partial(self.run, attention_pass=AttentionPass({}))
+        self.in_parts = self.reader.find_parts(seen, plain, run.last) if seen else {}
+        """The layers that see images in windows, or in patches that merge between layers, with the reason."""
+        self.places = {key: self.reader.placed(place) for key, place in self.places.items() if key not in self.in_parts}
+        self.short_products = products_of(run.last.calls)
+        """The FLOPs of the matrices of each module in a short run, over a gray image if the model reads images."""
         self.shared_layers = SharedLayers(model, [*self.places.values()])
         self.entering = EnteringStates(model, self.reader, [*self.places.values()], self._run_bare)
         if model.main_input_name == "input_ids":
             headless = self.reader.shifts or self.head.unit == "choice"
-            alike = choose_padding(self.reader, self.run, model.base_model if headless else None)
+            part = model.base_model if headless else None
+            self.reader.min_length = find_least_length(self.reader, self.run, part)
+            alike = choose_padding(self.reader, self.run, part)
             self.reader.pads_up_to = self._unchosen_tokens if alike else 0
 
     @property
@@ -164,11 +146,38 @@ class LoadedModel:
         chooses = any(CHOSEN in place.beside.names for place in self.places.values())
         return int(getattr(self.model.config.get_text_config(), "index_topk", None) or 0) if chooses else None
 
+    @property
+    def without_masks(self) -> str | None:
+        """The reason for which it predicts no masked tokens; None if it does."""
+        if self.head.predicts != "own" or self.reader.enters != "tokens":
+            return f"{type(self.model).__name__} predicts no masked tokens; ask a masked model, such as BERT"
+        if self.reader.mask_id is not None:
+            return None
+        reason = self.reader.no_tokenizer if self.reader.tokenizer is None else "its tokenizer has none"
+        return f"expected a model with a mask token; {reason}"
+
     @cached_property
     def stacks_texts(self) -> bool:
         """True if the rows of a batch are texts at every attention, so that those of several questions share passes."""
         whole = all(place.windows is None for place in self.places.values())
         return whole and self.attention.way == "computed"
+
+    @cached_property
+    def points(self) -> Points:
+        """The points at which its states are read and replaced."""
+        return Points(self.all_places, lambda: self.entering.sites, lambda: self.layer_states)
+
+    @cached_property
+    def layer_states(self) -> Mapping[LayerKey, LayerStates]:
+        """The states of each layer and its MLP's output, which short runs find when they are first asked for."""
+        return find_layer_states(self.all_places, self.reader.short_runs(), self._run_bare, self.model.dtype)
+
+    @cached_property
+    def runner(self) -> ModelRunner:
+        """Its runs, as questions ask for them."""
+        return ModelRunner(
+            self.run, self.reader, self.head, self.points, self.entering, self.shared_layers, lambda: self.last_states
+        )
 
     @cached_property
     def last_states(self) -> LastStates:
@@ -224,11 +233,6 @@ class LoadedModel:
         kinds = " and ".join(sorted({place.mixes for place in self.implicit.values()}))
         return f"{type(self.model).__name__} has no attention; its layers ({kinds}) have implicit weights"
 
-    def take_recording(self) -> RecordingFile | None:
-        """Return the recording of the last request, which is then kept no longer; None if it made none."""
-        recording, self.recording = self.recording, None
-        return recording
-
     def close(self) -> None:
         """Forget the attention function; the model cannot run any more."""
         self.attention.remove()
@@ -245,15 +249,18 @@ class LoadedModel:
         return [*found[:last], *waiting, *found[last:]]
 
     def run(
-        self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, logits: Tensor | None = None,
-        model: nn.Module | None = None,
+        self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass, *, logits: Tensor | None = None,
+        model: nn.Module | None = None, changes: Iterable[tuple[Point, State]] = (),
     ) -> Any:  # fmt: skip
         """Run the model once; ``logits``: the places of the rows of logits that are needed, if not all are.
 
-        ``model``: a part of it to run in its place.
+        ``model``: a part of it to run in its place; ``changes``: of states, behind the edits of the pass.
         """
-        mixing = self.mixers.running(asking) if self.implicit and self.mixers.concerns(asking) else nullcontext()
-        with self.attention.running(asking), mixing:
+        mixes = self.implicit and self.mixers.concerns(attention_pass)
+        mixing = self.mixers.running(attention_pass) if mixes else nullcontext()
+        changes = [*state_edits(attention_pass), *changes]
+        changing = self.points.changing(changes) if changes else nullcontext()
+        with self.attention.running(attention_pass), mixing, changing:
             options = self.options(arguments, logits, whole=model is None)
             if model is not None:
                 return model(**own_arguments(model, options))
@@ -274,6 +281,12 @@ class LoadedModel:
             found["logits_to_keep"] = logits.to(self.model.device)
         return found
 
+    @cached_property
+    def entered_place(self) -> AttentionPlace:
+        """The first layer that the states of ``embeddings`` reach; its queries are their tokens."""
+        places = (place for place in self.all_places if self.reader.enters == "pixels" or place.queries == "text")
+        return next(places, self.all_places[0])
+
     def place_of(self, key: LayerKey) -> AttentionPlace:
         """The layer of a key. Raises KeyError."""
         return self.places.get(str(key)) or self.implicit[str(key)]
@@ -293,27 +306,10 @@ class LoadedModel:
         found: Tensor = output[0]
         return found[:, -1] if found.ndim > 2 else found
 
-    def output_rows(
-        self, arguments: Mapping[str, Tensor], asking: AttentionPass, places: Places | None, stack: Stack
-    ) -> tuple[Rows, Any]:
-        """Run the model. Return its logits at these places of each text, and its whole output.
-
-        ``places``: as ``PredictionHead.places`` returns them; ``stack``: the tokens whose predictions they are.
-        """
-        able = self.head.predicts != "class" and "logits_to_keep" in self.reader.names
-        shared = places[0] if able and places and all(row == places[0] for row in places) else None
-        output = self.run(arguments, asking, logits=None if shared is None else torch.tensor(shared))
-        return self.head.rows(output, places, stack, alike=shared is not None), output
-
     def _two_rows(self) -> None:
         """Run the model over a few tokens twice, as two rows of one pass."""
         arguments = {name: torch.cat([x, x]) for name, x in self.reader.short_runs()[0].items()}
         self.run(arguments, AttentionPass({}))
-
-    def _run_shortly(self, arguments: Mapping[str, Tensor], **more: Any) -> Any:
-        """Run the model over a few tokens, or a small image, and count its products."""
-        with counted_products(self.model) as self.short_products:
-            return self._run_bare(arguments, **more)
 
     def _run_bare(self, arguments: Mapping[str, Tensor], **more: Any) -> Any:
         """Run the model over a few tokens; without the head of a classifier, which needs an end."""
@@ -349,4 +345,4 @@ def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
         return (
             PromptInputs(model, processor) if hasattr(model.config, "vision_config") else SoundPrompts(model, processor)
         )
-    return InputReader(model, tokenizer)
+    return TextInputs(model, tokenizer)

@@ -5,34 +5,30 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_service.models.checkpoint_facts import import_instead
-from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
-from attention_service.models.inputs.model_inputs import InputReader
-from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
+from attention_service.models.folders.checkpoint_facts import import_instead
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
-    AUDIO,
     BOTH,
     MEDIA,
-    VISION,
     AttentionPlace,
     find_places,
     named_layers,
 )
-from attention_service.models.passes.attention_trial import try_sights
-from attention_service.models.passes.implicit_layers import ImplicitLayers, kind_of, mixers_of
 from attention_service.models.passes.layer_attention import LayerAttention
-from attention_service.models.passes.observed_attention import ObservedAttention
-from attention_service.models.passes.own_functions import Sight
+from attention_service.models.passes.mixers.implicit_layers import ImplicitLayers, kind_of, mixers_of
+from attention_service.models.passes.observed.attention_trial import try_sights
+from attention_service.models.passes.observed.observed_attention import ObservedAttention
+from attention_service.models.passes.observed.own_functions import Sight
+from attention_service.models.passes.observed.windowed_attention import attend_over_pairs
 from attention_service.models.passes.unrun_models import NOT_RUNNING, does_not_run
-from attention_service.models.passes.ways import Attention
-from attention_service.models.passes.windowed_attention import attend_over_pairs
+from attention_service.models.passes.ways import AttentionWay
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import (
     AttentionModule,
@@ -44,6 +40,8 @@ from attention_transformers.model_layers import (
     type_names,
 )
 
+_ENTERING: Final = {"tokens": "a text", "tokens and media": "a text", "pixels": "an image", "frames": "a sound"}
+"""The input of a model by what enters its first layer."""
 Layers = Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]
 
 
@@ -57,7 +55,7 @@ class ShortRun(Protocol):
 class FoundAttentions(NamedTuple):
     """The attentions of a model, and where each stands, by the text of its key; no place if none is seen."""
 
-    attention: Attention
+    attention: AttentionWay
     places: dict[str, AttentionPlace]
 
 
@@ -121,7 +119,7 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
     layers = _named(model, reader, [one for one in layered(model, sights) if len(one.keys) == sights[one.module].runs])
     observed = ObservedAttention(model, layers, sights)
     places = find_places(model, observed, layers, _within(observed, reader, run), reader.short_text)
-    if not isinstance(reader, EncoderInputs):  # whose windows and pooled tokens are no tokens
+    if reader.enters != "pixels":  # of which windows and pooled tokens are no tokens
         tokens = {"text", "media", *(("target", BOTH) if reader.pairs else ())}
         places = {key: each for key, each in places.items() if {each.queries, each.keys} <= tokens}
     return FoundAttentions(observed, places)
@@ -134,13 +132,13 @@ def not_observed(model: nn.Module, places: Collection[AttentionPlace]) -> Iterab
 
 
 def _named(model: PreTrainedModel, reader: InputReader, modules: Sequence[AttentionModule]) -> Layers:
-    if isinstance(reader, EncoderInputs):
+    if reader.tower is None:
         return named_layers(modules)
-    part, stack = ("audio_config", AUDIO) if isinstance(reader, SoundPrompts) else ("vision_config", VISION)
+    part, stack = reader.tower
     return named_layers(modules, type(getattr(model.config, part, None)), stack)
 
 
-def _runs(called: Iterable[nn.Module], attention: Attention) -> list[nn.Module]:
+def _runs(called: Iterable[nn.Module], attention: AttentionWay) -> list[nn.Module]:
     """The modules in the order of their runs, of those in the order of their calls of the attention function."""
     calls, found = Counter[nn.Module](), []
     for module in called:
@@ -169,12 +167,12 @@ def _named_by_run(layers: Layers, ran: Sequence[nn.Module]) -> Layers | None:
     return [(one, tuple(found[one.module]) if stacks[one.module] in repeated else keys) for one, keys in layers]
 
 
-def _within(attention: Attention, reader: InputReader, run: ShortRun) -> Callable[[AttentionPass], None]:
+def _within(attention: AttentionWay, reader: InputReader, run: ShortRun) -> Callable[[AttentionPass], None]:
     """All short runs, as one pass."""
 
-    def whole(asking: AttentionPass) -> None:
+    def whole(attention_pass: AttentionPass) -> None:
         for arguments in reader.short_runs():
-            with attention.running(asking):
+            with attention.running(attention_pass):
                 run(arguments)
 
     return whole
@@ -190,10 +188,10 @@ def _itself(model: PreTrainedModel, run: ShortRun, arguments: Mapping[str, Tenso
 def no_layers_seen(model: PreTrainedModel, reader: InputReader) -> InvalidCheckpoint:
     """The error for a model of which neither attentions nor layers with implicit weights are seen."""
     own = ", ".join(type_names(own_attentions(model))) or "none of its modules"
-    given = "an image" if isinstance(reader, EncoderInputs) else "a text"
     return InvalidCheckpoint.at(
         "checkpoint",
-        f"{given} passes no attention of {type(model).__name__} that uses the attention interface of transformers, and "
-        f"of its own ({own}) none has a softmax over pairs of tokens whose weights it returns or multiplies values by"
+        f"{_ENTERING[reader.enters]} passes no attention of {type(model).__name__} that uses the attention interface "
+        f"of transformers, and of its own ({own}) none has a softmax over pairs of tokens whose weights it returns or "
+        f"multiplies values by"
         f"{import_instead(Path(model.name_or_path or ''))}",
     )

@@ -1,18 +1,24 @@
 """A loaded model in words: the fields that it knows of ModelInfo, and those of replies about an input and a run."""
 
 import time
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from attention_contract.schemas.attention import EditableTap
+from attention_contract.schemas.model_requests import ModelGradient
+from attention_contract.schemas.models import ModelLayer
 from attention_contract.schemas.prompts import ModelRan
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS
-from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
+from attention_service.models.folders.head_kinds import LISTED_CLASSES, LISTED_TENSORS
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.checked_request import IMPLICIT, CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_attentions import not_observed
 from attention_service.models.loaded.model_loading import places_of_parts
+from attention_service.models.loaded.model_runner import EVERY_TAP
 from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.module_taps import MODULE_TAPS
+from attention_service.models.passes.points import EDITED_EMBEDDINGS, EMBEDDINGS
 from attention_transformers.model_layers import LayerKey, other_mixers, type_names
 
 _UNPACKED: Final = "dequantized from "
@@ -38,11 +44,31 @@ def model_info(loaded: LoadedModel) -> dict[str, Any]:
         "bytes": loaded.bytes,
         "max_length": loaded.reader.max_length,
         "left_out": [*loaded.left_out[:LISTED_TENSORS], *_unknown_ends(loaded), *_vocabulary(loaded)],
-        "layers": [place.described for place in loaded.all_places],
+        "edits": [] if loaded.runner.refuses(EMBEDDINGS, "edit") else [EDITED_EMBEDDINGS],
+        "layers": [_described(loaded, place) for place in loaded.all_places],
         "attention": loaded.attention.way if loaded.places else None,
         "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | loaded.in_parts,
         "unseen": sorted({*others.values()}.union(type_names(not_observed(loaded.model, loaded.all_places)))),
     }
+
+
+def _described(loaded: LoadedModel, place: AttentionPlace) -> ModelLayer:
+    """The sizes of an attention, and what it can answer."""
+    widths, refuses = place.widths, loaded.runner.refuses
+    reasons = {tap: refuses((place.key, tap), "read") for tap in EVERY_TAP}
+    taps = [tap for tap in EVERY_TAP if reasons[tap] is None]
+    return ModelLayer(
+        layer=place.key,
+        kind=place.mixes,
+        keys=place.keys_of,
+        heads=widths.heads,
+        kv_heads=widths.kv_heads,
+        head_dim=widths.head_dim if place.taps is None or "v" in place.taps else None,
+        taps=taps,
+        edits=[tap for tap in get_args(EditableTap) if refuses((place.key, tap), "edit") is None],
+        gradients=[tap for tap in taps if tap in get_args(ModelGradient)],
+        refused={tap: why for tap, why in reasons.items() if why is not None and tap not in MODULE_TAPS},
+    )
 
 
 def _unknown_ends(loaded: LoadedModel) -> list[str]:
@@ -78,7 +104,7 @@ def unseen_layers(loaded: LoadedModel) -> dict[LayerKey, str]:
     return found
 
 
-def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass) -> dict[str, Any]:
+def run_fields(loaded: LoadedModel, checked: CheckedRequest, attention_pass: AttentionPass) -> dict[str, Any]:
     """The fields of a reply that tell of the input and of the run."""
     inputs = checked.inputs
     labels = {"labels": loaded.reader.labels(inputs.predicted)}
@@ -86,7 +112,7 @@ def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPa
         labels["encoder_labels"] = loaded.reader.labels(inputs.text)
     fields: dict[str, Any] = {name: value if inputs.several else value[0] for name, value in labels.items()}
     if inputs.media is not None:
-        name = "audio_labels" if isinstance(loaded.reader, SoundPrompts) else "image_labels"
+        name = "audio_labels" if loaded.reader.media == "audio" else "image_labels"
         fields[name] = loaded.reader.labels(inputs.media)
     keys = {str(place.key): checked.keys(place) for place in checked.places if place.keys_of != "tokens"}
     cut = {str(place.key) for place in checked.places if place.windows is not None}
@@ -97,18 +123,18 @@ def run_fields(loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPa
         fields["key_labels"] = {
             key: value if inputs.several or key in cut else value[0] for key, value in named.items()
         }
-    return fields | {"ran": model_ran(loaded, asking, checked.adapter)}
+    return fields | {"ran": model_ran(loaded, attention_pass, checked.adapter)}
 
 
-def model_ran(loaded: LoadedModel, asking: AttentionPass, adapter: Adapter | None) -> ModelRan:
+def model_ran(loaded: LoadedModel, attention_pass: AttentionPass, adapter: Adapter | None) -> ModelRan:
     """The run of a pass, by the model or by one of its adapters."""
     return ModelRan(
         model=loaded.name,
         architecture=type(loaded.model).__name__,
         device=str(loaded.device.torch),
         dtype=torch_dtype_name(loaded.model.dtype),
-        kernels=list(asking.kernels),
-        compute_ms=1e3 * (time.perf_counter() - asking.started),
+        kernels=list(attention_pass.kernels),
+        compute_ms=1e3 * (time.perf_counter() - attention_pass.started),
         queue_ms=0.0,
         peak_bytes=0,
         weights=weights_with(loaded, adapter),

@@ -14,6 +14,7 @@ from torch.nn import init
 from transformers import (
     AutoConfig,
     AutoModel,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     modeling_utils,
@@ -24,15 +25,16 @@ from transformers.utils import logging
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES, is_finite, torch_dtype_name
-from attention_service.models.checkpoint_facts import beyond_the_model
-from attention_service.models.head_kinds import head_kind
-from attention_service.models.input_kinds import HEARD_IN_TEXTS, PAIRS
+from attention_service.models.folders.checkpoint_facts import beyond_the_model
+from attention_service.models.folders.head_kinds import head_kind
+from attention_service.models.folders.input_kinds import HEARD_IN_TEXTS, PAIRS
 from attention_service.models.inputs.images.prompt_inputs import image_tokens
 from attention_service.models.inputs.images.tower_images import TowerImages
 from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.loaded.checkpoint_processors import (
     FAULTS,
     SAFE,
+    clean_texts,
     read_feature_extractor,
     read_image_processor,
     read_prompt_processor,
@@ -40,20 +42,12 @@ from attention_service.models.loaded.checkpoint_processors import (
     read_tokenizer,
     reason_of,
 )
-from attention_service.models.loaded.tower_loading import TowerFile, clean_texts, tower_config
-from attention_service.models.loaded.unpacked_file import UnpackedFile
+from attention_service.models.loaded.form_file import FormFile
 from attention_service.models.passes.float64_runs import made_in_float64
-from attention_service.models.towers.opening import tower_of
-from attention_service.models.towers.tower import Tower
-from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
-from attention_service.modules.checkpoints.forms.quantized_form import QuantizedForm
-from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
-from attention_service.modules.checkpoints.quantized_tensors import (
-    QUANTIZATION,
-    cache_scheme,
-    form_of,
-    quantization_of,
-)
+from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, opened
+from attention_service.modules.checkpoints.forms.form import Facts
+from attention_service.modules.checkpoints.forms.gguf.gguf_header import GGUF
+from attention_service.modules.checkpoints.forms.quantized.quantized_tensors import QUANTIZATION, cache_scheme
 
 VISION_HALVES: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
@@ -96,18 +90,19 @@ def load_checkpoint(
     )
     with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
-            tower = tower_of(folder) if folder.is_dir() else None
-            config, source, read = _opened(folder, tower, dtype, device, progress)
-            stored = take_quantization(config)
-            reading.enter_context(_read_into_memory(folder, stored, tower))
+            whole = opened(folder)
+            facts = whole.form.facts
+            config, source, read = _opened(whole, dtype, device, progress)
+            take_quantization(config, facts)
+            reading.enter_context(_read_into_memory(whole))
             kind = _class_of(config)
             if kind.__name__.endswith(VISION_HALVES) and not isinstance(config, kind.config_class):
-                whole, config = config, kind.config_class.from_pretrained(folder, **SAFE)
-                config.projection_dim = getattr(whole, "projection_dim", None)
+                pair, config = config, kind.config_class.from_pretrained(folder, **SAFE)
+                config.projection_dim = getattr(pair, "projection_dim", None)
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             if torch.float64 in {wanted, getattr(config, "dtype", None) if wanted == "auto" else None}:
                 reading.enter_context(made_in_float64())
-            options = {"dtype": wanted, **SAFE, **divided, **source}
+            options = {"dtype": wanted, **SAFE, **divided, **source, **_generation(facts, kind, config)}
             model, loading = kind.from_pretrained(
                 config=config, use_safetensors=True, output_loading_info=True,
                 ignore_mismatched_sizes=True, attn_implementation="eager", **options,
@@ -119,10 +114,10 @@ def load_checkpoint(
         tokenizer, unread = read_tokenizer(folder, config)
         hears = model.main_input_name in SOUND
         processor = read_feature_extractor(folder) if hears else read_image_processor(folder)
-        if tower is not None:
-            processor = TowerImages(tower.images)
-            if tower.cleans and tokenizer is not None and tokenizer.is_fast:
-                clean_texts(tokenizer)
+        if facts.images is not None:
+            processor = TowerImages(facts.images)
+        if facts.cleans and tokenizer is not None and tokenizer.is_fast:
+            clean_texts(tokenizer)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = read_prompt_processor(folder, config.model_type, tokenizer, processor)
         elif tokenizer is not None and config.model_type in HEARD_IN_TEXTS:
@@ -147,26 +142,19 @@ def load_checkpoint(
             f"{torch_dtype_name(model.dtype)}; save an earlier step of its training, or load it in a wider dtype",
         )  # fmt: skip
     placed = model if places_of_parts(model) else model.to(device)
-    form = _gguf_form(folder) if stored is None else stored.label
-    plain = torch_dtype_name(model.dtype) if tower is None else tower.weights(torch_dtype_name(model.dtype))
-    weights = plain if form is None else f"dequantized from {form}"
+    weights = facts.weights(torch_dtype_name(model.dtype))
     return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out, weights)
 
 
-def take_quantization(config: Any) -> QuantizedForm | None:
+def take_quantization(config: Any, facts: Facts) -> None:
     """Take the quantization out of a config, if its weights are unpacked here or the cache alone is quantized.
 
     The model is then as any other.
     """
-    entries = config.to_dict()
-    stated = quantization_of(entries)
-    form = form_of(stated) if isinstance(stated, Mapping) else None
-    form = None if isinstance(form, str) else form
-    if form is None and cache_scheme(entries) is None:
-        return None
+    if facts.packed is None and cache_scheme(config.to_dict()) is None:
+        return
     for part, name in product((config, getattr(config, "text_config", None)), QUANTIZATION):
         vars(part or config).pop(name, None)
-    return form
 
 
 class _Opened(NamedTuple):
@@ -179,25 +167,31 @@ class _Opened(NamedTuple):
     """Tensors that the model does not take, if transformers does not name them."""
 
 
-def _opened(
-    folder: Path, tower: Tower | None, dtype: str | None, device: torch.device, progress: Callable[[float], None]
-) -> _Opened:
+def _opened(whole: Checkpoint, dtype: str | None, device: torch.device, progress: Callable[[float], None]) -> _Opened:
     """Open a folder, or a GGUF file. Raises InvalidCheckpoint and what transformers does."""
-    if folder.suffix != GGUF:
-        if tower is not None:
-            return _Opened(*tower_config(tower, folder), None)
-        return _Opened(AutoConfig.from_pretrained(folder, **SAFE), {"pretrained_model_name_or_path": folder}, None)
+    place, facts = whole.stored.place, whole.form.facts
+    source = {"pretrained_model_name_or_path": place}
+    if facts.library is not None:
+        entries = dict(facts.config)
+        config: Any = AutoConfig.for_model(entries.pop("model_type"), **entries)
+        alone = (
+            {"add_pooling_layer": False} if {"ViTModel", "DeiTModel"}.intersection(config.architectures or ()) else {}
+        )
+        return _Opened(config, source | alone, None)
+    if place.suffix != GGUF:
+        return _Opened(AutoConfig.from_pretrained(place, **SAFE), source, None)
     from attention_service.models.loaded import gguf_loading  # noqa: PLC0415  # the extra gguf
 
-    wanted = dtype or ("float32" if device.type == "cpu" else gguf_loading.dtype_of(folder))
-    opened = gguf_loading.open_gguf(folder, _class_of, wanted, progress)
+    wanted = dtype or ("float32" if device.type == "cpu" else facts.dtype or "float32")
+    opened = gguf_loading.open_gguf(place, _class_of, wanted, progress)
     return _Opened(opened.config, opened.arguments | {"dtype": TORCH_DTYPES[wanted]}, opened.left_out)
 
 
-def _gguf_form(folder: Path) -> str | None:
-    """The quantized form of a GGUF file; None for other checkpoints, and for files of floats."""
-    form = read_header(folder).form if folder.suffix == GGUF else None
-    return None if form in TORCH_DTYPES else form
+def _generation(facts: Facts, kind: Any, config: Any) -> dict[str, Any]:
+    """The settings of generation of a checkpoint of another library, which has no file that transformers reads."""
+    if facts.library is None or not getattr(kind, "can_generate", bool)():  # AutoModel has none
+        return {}
+    return {"generation_config": GenerationConfig.from_model_config(config)}
 
 
 def _lacking(model: Any, missing: Iterable[str]) -> list[str]:
@@ -256,21 +250,18 @@ def _class_of(config: Any) -> Any:
 
 
 @contextmanager
-def _read_into_memory(folder: Path, stored: QuantizedForm | None, tower: Tower | None) -> Iterator[None]:
+def _read_into_memory(whole: Checkpoint) -> Iterator[None]:
     """Have transformers read the tensors of a file, and not map it: what the file holds later is then no matter.
 
-    ``stored``: the form of weights that it gets unpacked. ``tower``: a file that another library wrote.
+    Tensors that are not stored as transformers has them are made when they are read.
     """
     own = _MODELING.safe_open
-    opened = None if stored is None else open_checkpoint(folder.parent, folder.name)
-    if stored is not None and opened is not None:
-        stored.check_all(opened.headers)  # before anything is unpacked
+    whole.form.check()  # before anything is unpacked
+    as_stored = all(part.make is None and part.names == (name,) for name, part in whole.tensors.items())
 
     def reading(file: str, **options: Any) -> Any:
         read = own(file, **options | {"backend": "pread"})
-        if tower is not None:
-            return TowerFile(read, tower)
-        return read if stored is None or opened is None else UnpackedFile(read, stored, opened)
+        return read if as_stored else FormFile(read, Path(file), whole)
 
     _MODELING.safe_open = reading
     try:

@@ -4,6 +4,8 @@ A model that generates has its texts filled up at their beginnings, so that thei
 their ends. A model that takes no positions, as Whisper's decoder, counts padding at the beginning as tokens, and one
 with a running state may read it. So the other side is tried too. Where both change the numbers, as of a convolution
 over neighbouring tokens, texts of unequal lengths share no batch.
+
+Beside it the trial of the shortest texts: layers that merge tokens may fail where too few are left.
 """
 
 from collections.abc import Mapping
@@ -13,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from attention_service.core.tensors import wide
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Stack, Tokens
-from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.loaded.last_states import Run
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import TARGET, TEXT
@@ -56,6 +58,21 @@ def _keeps_numbers(reader: InputReader, run: Run, part: nn.Module | None) -> boo
         return False
     differences, sizes = (wide(x).flatten(1).norm(dim=1) for x in (found - own, own))
     return bool((differences <= _TOLERANCE[own.dtype] * sizes).any())
+
+
+def find_least_length(reader: InputReader, run: Run, part: nn.Module | None) -> int:
+    """Return the fewest tokens of a text over which a model runs: more than 1 of one whose layers merge tokens.
+
+    ``part``: the part of the model that is run in its place; None for all of it.
+    """
+    for length in range(1, TEXT + 1):
+        try:
+            with torch.no_grad():
+                run(_arguments(reader, reader.batch([_text(0, length)])), AttentionPass({}), model=part)
+        except NOT_RUNNING:
+            continue
+        return length
+    return 1
 
 
 def _text(number: int, length: int) -> Tokens:

@@ -5,14 +5,13 @@ are one batch.
 """
 
 import time
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.weights import WeightsRequest
@@ -30,9 +29,11 @@ from attention_service.runtime.planning.blank_requests import raw_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 from attention_transformers.function_calls import RawAttentionInputs
-from attention_transformers.model_layers import AttentionModule, LayerKey
+from attention_transformers.model_layers import LayerKey
 
 _EVERYTHING: Final = Selection()
+STATE_TAPS: Final = frozenset({"output", "mlp", "hidden", "embeddings"})
+"""The taps that are states between modules, edited behind the module that makes them (``points``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +44,13 @@ class LayerTask:
     """False if its results have no batch dimension."""
     edits: Sequence[Edit] = ()
     selection: Selection = _EVERYTHING
+    keys: Sequence[int] | None = None
+    """The keys of the weights of an inspection; None for all."""
     taps: Sequence[str] = ()
     """The taps to return, narrowed by the selection."""
     average_heads: bool = False
     whole: Sequence[str] = ()
-    """The taps to return, all heads and queries, under ``whole``."""
+    """Taps for the recording, not narrowed by the selection."""
     weights: WeightsRequest | None = None
     """The inspection to make."""
     before: Problem | None = None
@@ -145,19 +148,43 @@ class AttentionPass:
         """All texts, and those of each request with edits."""
         return [OwnTexts(slice(None), slice(None), self), *self.own]
 
+    def add_tasks(
+        self, keep: Iterable[tuple[LayerKey | None, str]], put: Mapping[tuple[LayerKey | None, str], Tensor]
+    ) -> None:
+        """Keep these taps with their graph, and put tensors in the place of others, beside the tasks that there are."""
+        tasks, kept, values = {**self.tasks}, dict[LayerKey, list[str]](), dict[LayerKey, dict[str, Tensor]]()
+        for layer, tap in keep:
+            if layer is not None:
+                kept.setdefault(layer, []).append(tap)
+        for (layer, tap), value in put.items():
+            if layer is not None:
+                values.setdefault(layer, {})[tap] = value
+        for layer in {**kept, **values}:
+            task = tasks.get(layer, NOTHING)
+            traced = (*task.traced, *kept.get(layer, ()))
+            tasks[layer] = replace(task, traced=traced, put={**task.put, **values.get(layer, {})})
+        self.tasks = tasks
+
+    def check_rows_shared(self, layers: Iterable[LayerKey]) -> None:
+        """Raise TypeError if texts of the pass have tasks of their own at layers that answer for all texts alike."""
+        for layer in layers:
+            if any(texts.attention_pass.task(layer).asks for texts in self.own):
+                raise TypeError(f"layer {layer} cannot answer for some texts of a pass by themselves")
+
     def task(self, layer: LayerKey) -> LayerTask:
         """Return the task at a layer."""
         return self.tasks.get(layer, NOTHING)
 
     def edits(self, layer: LayerKey) -> bool:
-        """Return True if edits change the attention of a layer; one of ``output`` comes after it."""
+        """Return True if edits change the attention of a layer; those of states come after it."""
         task = self.task(layer)
-        return bool(task.put) or any(edit.tap != "output" for edit in task.edits)
+        return bool(task.put) or any(edit.tap not in STATE_TAPS for edit in task.edits)
 
     def add_tap(self, layer: LayerKey, tap: str, x: Tensor) -> None:
         """Add a tap that no attention function makes, narrowed by the selection."""
         task = self.task(layer)
-        for axis, index in (("heads", task.selection.heads), ("queries", task.selection.queries)):
+        chosen = {"heads": task.selection.heads, "queries": task.selection.queries, "keys": task.keys}
+        for axis, index in chosen.items():
             if index is not None and axis in AXES[tap]:
                 x = pick(x, AXES[tap][axis], index)
         self.add(layer, {tap: x if task.batched else x[0]})
@@ -171,7 +198,7 @@ class AttentionPass:
         return False
 
     def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
-        """Note the inputs of a layer; nothing is noted of a pass that has tasks.
+        """Take the inputs of a layer. Subclasses record them; this class does nothing.
 
         ``window``: the tokens of the layer's sliding window, in a text of any length.
         """
@@ -202,7 +229,7 @@ class AttentionPass:
         device, dtype = raw.query.device, raw.query.dtype
         edits = compute.bind_edits(task.edits, device, dtype, real_keys=True) if task.edits else ()
         operation = Inspection(
-            bound, task.weights, task.selection, statistics.repeated(many), task.before, with_context
+            bound, task.weights, task.selection, statistics.repeated(many), task.keys, task.before, with_context
         )
         tensors = first.tensors(alike)
         parameters = {} if raw.sinks is None else {"sinks": raw.sinks}
@@ -268,17 +295,17 @@ class Inspected:
         if task.edits or task.before is not None or raw.sinks is not None or self.dense is not None:
             return None
         shapes = (raw.query.shape, raw.key.shape, raw.value.shape, None if raw.mask is None else raw.mask.shape)
-        objects = (id(raw.spec), id(raw.key_mask), raw.offset, id(task.weights), task.selection)
+        objects = (id(raw.spec), id(raw.key_mask), raw.offset, id(task.weights), task.selection, task.keys)
         return (*shapes, *objects, id(task.statistics), id(task.query_mask))
 
     @property
     def gives_context(self) -> bool:
-        """True if the output is best computed from the weights: they are many, and all computed anyway.
+        """True if all weights are computed anyway and are so large that a second kernel call costs more.
 
         Of half types a fused kernel keeps weights of more digits.
         """
         task = self.task
-        if task.weights is None or task.whole or task.taps or task.traced:
+        if task.weights is None or task.whole or task.taps or task.traced or task.statistics.corrected:
             return False
         return self.raw.query.dtype.itemsize > 2 and self.scores >= SCORES_AT_ONCE
 
@@ -340,11 +367,11 @@ def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> Boun
 def bound_edits(task: LayerTask, like: Tensor, of: Collection[str] | None = None) -> Sequence[BoundEdit]:
     """The edits of a layer on the device, of the taps that its attention function makes, or of these.
 
-    ``output`` is edited behind the attention's projection (``layer_states``).
+    States are edited behind the modules that make them (``points``).
     """
 
     def concerns(tap: str) -> bool:
-        return tap not in MODULE_TAPS and tap != "output" if of is None else tap in of
+        return tap not in MODULE_TAPS | STATE_TAPS if of is None else tap in of
 
     inner = [edit for edit in task.edits if concerns(edit.tap)]
     put = [BoundEdit(tap, value=value) for tap, value in task.put.items() if concerns(tap)]
@@ -358,38 +385,3 @@ def problem_of(raw: RawAttentionInputs) -> Problem:
         offsets=torch.tensor(raw.offset) if raw.offset else None,
         learned={} if raw.sinks is None else {"sinks": raw.sinks}, given=raw.weights,
     )  # fmt: skip
-
-
-class LayerTurns:
-    """The layers of the calls of attention modules, in the order of one pass."""
-
-    def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]) -> None:
-        """``modules``: each with the keys of its layers, in the order in which they run."""
-        self._keys = {id(one.module): keys for one, keys in modules}
-        self._calls: dict[int, int] = {}
-        self._noted: list[nn.Module] | None = None
-
-    def restart(self) -> None:
-        """Count anew, for another pass over the model."""
-        self._calls.clear()
-        if self._noted is not None:
-            self._noted.clear()
-
-    @contextmanager
-    def noting(self) -> Iterator[list[nn.Module]]:
-        """Note the modules of the calls of a pass, in their order, until the block ends. Yields those of the last."""
-        self._noted = noted = list[nn.Module]()
-        try:
-            yield noted
-        finally:
-            self._noted = None
-
-    def layer_of(self, module: nn.Module) -> LayerKey:
-        """The layer of a call, which counts as one if several layers share the module."""
-        if self._noted is not None:
-            self._noted.append(module)
-        keys = self._keys[id(module)]
-        if len(keys) == 1:
-            return keys[0]
-        number = self._calls[id(module)] = self._calls.get(id(module), -1) + 1
-        return keys[number % len(keys)]

@@ -6,18 +6,15 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import Edit, EditableTap
-from attention_contract.schemas.model_requests import ModelGradient
-from attention_contract.schemas.models import KeysOf, LayerKind, LayerTap, ModelLayer
+from attention_contract.schemas.models import KeysOf, LayerKind
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
+from attention_service.core.inspection.statistics import statistics_of
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.passes.attention_pass import AttentionPass, widths_of
@@ -27,15 +24,13 @@ from attention_service.models.passes.module_taps import (
     CHOSEN,
     CHOSEN_SHARE,
     GATE,
-    INDEX_SCORES,
     MODULE_TAPS,
     NOTHING_BESIDE,
     ModuleTaps,
 )
 from attention_service.models.passes.unrun_models import NOT_RUNNING, does_not_run
-from attention_service.models.passes.ways import Attention
-from attention_service.runtime.binding.bound_request import BoundRequest, Layout
-from attention_service.runtime.binding.selection import check_edit_sizes
+from attention_service.models.passes.ways import AttentionWay
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.planning.blank_requests import raw_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_transformers.function_calls import RawAttentionInputs
@@ -56,8 +51,8 @@ TokensOf = Literal["text", "target", "media", "target and text"] | None
 BOTH: Final = "target and text"
 _STATES: Final = frozenset({"output", "hidden"})
 """The states around an attention."""
-_SCORES: Final = frozenset({"scores", "capped_scores", "masked_scores"})
-_EVERY_TAP: Final[tuple[LayerTap, ...]] = tuple(tap for each in get_args(LayerTap) for tap in get_args(each))
+NO_LAYER: Final = "it is no part of a layer whose states are seen, so hidden and mlp of a layer are not told"
+"""The reason for which an attention that is in no layer has no states of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +67,7 @@ class AttentionPlace:
     first_layer: nn.Module
     """Layer 0 of the same stack."""
     turn: int
-    """The call of the module that it is, among those of one pass: 0 unless layers share a module."""
+    """Number of this call of a shared module in a pass; 0 if not shared."""
     queries: TokensOf
     keys: TokensOf
     compression: Compression | None
@@ -100,25 +95,6 @@ class AttentionPlace:
     windows: LayerWindows | None = None
     """The windows within which it attends; None if it attends over all tokens."""
 
-    @property
-    def described(self) -> ModelLayer:
-        """The sizes of the attention, and what it can answer."""
-        widths = self.widths
-        reasons = {tap: self.refusal(tap) for tap in _EVERY_TAP}
-        taps = [tap for tap in _EVERY_TAP if reasons[tap] is None]
-        return ModelLayer(
-            layer=self.key,
-            kind=self.mixes,
-            keys=self.keys_of,
-            heads=widths.heads,
-            kv_heads=widths.kv_heads,
-            head_dim=widths.head_dim if self.taps is None or "v" in self.taps else None,
-            taps=taps,
-            edits=[tap for tap in get_args(EditableTap) if tap in taps],
-            gradients=[tap for tap in taps if tap in get_args(ModelGradient)],
-            refused={tap: why for tap, why in reasons.items() if why is not None and tap not in MODULE_TAPS},
-        )
-
     @cached_property
     def kind(self) -> Hashable:
         """Equal for attentions over the same tokens that have the same widths, spec and taps."""
@@ -133,9 +109,9 @@ class AttentionPlace:
 
     @cached_property
     def own_statistics(self) -> frozenset[str]:
-        """The statistics that it has and others have not: of a learned sink, and of a choice of keys."""
-        has = {"sink_mass": getattr(self.spec.normalizer, "sinks", False), CHOSEN_SHARE: CHOSEN in self.beside.names}
-        return frozenset(name for name, able in has.items() if able)
+        """The statistics that it has and some others lack: of its spec, and of a choice of keys."""
+        chooses = {CHOSEN_SHARE} if CHOSEN in self.beside.names else frozenset()
+        return statistics_of(self.spec) | chooses
 
     @cached_property
     def keys_of(self) -> KeysOf:
@@ -148,7 +124,7 @@ class AttentionPlace:
 
     @cached_property
     def reach(self) -> int | None:
-        """The most keys that a query sees of those up to its own; None if there is no limit."""
+        """Window size in keys, the query's own included; None if unlimited."""
         windows = (mask for mask in self.spec.masks if isinstance(mask, SlidingWindow) and mask.right == 0)
         return next((mask.left + 1 for mask in windows if mask.left is not None), None)
 
@@ -180,18 +156,12 @@ class AttentionPlace:
         """Return the attention of so many tokens as a bound request without numbers."""
         return raw_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys), batched=batched)
 
-    def check_tap(self, tap: str, param: str) -> None:
-        """Raise InvalidRequest, for the field ``param``, for a tap that this attention has not, or that is not seen."""
-        if (reason := self.refusal(tap)) is not None:
-            taps = [each for each in _EVERY_TAP if self.refusal(each) is None]
-            raise InvalidRequest.at(param, f"layer {self.key}: {reason}; take {', '.join(taps)}")
-
     def refusal(self, tap: str) -> str | None:
-        """The reason for which this attention does not answer for a tap; None if it does."""
+        """The reason for which a tap of this attention is not seen; None if it is. ``ModelRunner.refuses`` asks it."""
         if tap in MODULE_TAPS:
             return None if tap in self.beside.names else self._lacks(tap)
         if tap == "hidden" and self.layer is self.module:
-            return "it is no part of a layer whose states are seen, so hidden, the state after a layer, is not told"
+            return NO_LAYER
         if self.taps is None or tap in self.taps:
             return None
         if self.mixes != "attention":
@@ -210,40 +180,6 @@ class AttentionPlace:
         if self.channels_first:
             return with_channels_last(change)
         return turned(change) if self.time_first else change
-
-    def check_edits(self, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits") -> None:
-        """Raise InvalidRequest if an edit names a missing index or a tap not seen, or has a value that does not fit.
-
-        ``field``: that of the request in which the edits came.
-        """
-        for index, edit in enumerate(edits):
-            self.check_edit(edit, bound, f"{field}.{self.key}.{index}")
-
-    def check_edit(self, edit: Edit, bound: BoundRequest, param: str) -> None:
-        """Check one edit, the field ``param``, as ``check_edits`` does."""
-        self.check_tap(edit.tap, f"{param}.tap")
-        _check_finite(edit, param)
-        sizes = {"output": bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)}
-        if self.beside.gate is not None:
-            sizes[GATE] = bound.replaced(value_dim=self.beside.gate.width)
-        if self.beside.rate is not None:
-            sizes[INDEX_SCORES] = bound.replaced(keys=bound.queries // self.beside.rate)
-        check_edit_sizes(edit, sizes.get(edit.tap, bound), param)
-
-
-def _check_finite(edit: Edit, param: str) -> None:
-    """Raise InvalidRequest if an edit puts NaN or infinity into a model; a score of −∞ hides its key."""
-    for name in ("set", "scale", "value"):
-        given = getattr(edit, name)
-        if given is None:
-            continue
-        numbers = np.asarray(given)
-        meant = np.isfinite(numbers)
-        if edit.tap in _SCORES and name != "scale":
-            meant |= np.isneginf(numbers)
-        if not meant.all():
-            hides = ", or -Infinity, which hides a key" if edit.tap in _SCORES and name != "scale" else ""
-            raise InvalidRequest.at(f"{param}.{name}", f"expected finite numbers{hides}; got NaN or infinity")
 
 
 def kinds_of(places: Iterable[AttentionPlace]) -> list[tuple[AttentionPlace, int]]:
@@ -330,7 +266,7 @@ def _short(key: LayerKey, stack: str | None) -> LayerKey:
 
 def find_places(
     model: PreTrainedModel,
-    attention: Attention,
+    attention: AttentionWay,
     layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]],
     run: Callable[[AttentionPass], Any],
     text: int = TEXT,

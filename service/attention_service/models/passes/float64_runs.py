@@ -133,6 +133,10 @@ class Float64(TorchFunctionMode):
         if function is torch.where:  # which makes float32 of two numbers
             args = [torch.tensor(each, dtype=torch.float64) if isinstance(each, float) else each for each in args]
         options = kwargs or {}
+        if function is torch.full and "dtype" not in options:
+            # XGLM fills a mask with float64's least number, which float32 does not have.
+            filled = options["fill_value"] if "fill_value" in options else args[1]
+            options = {**options, "dtype": torch.float64} if isinstance(filled, float) else options
         found = function(*args, **options)
         if not isinstance(found, Tensor) or found.dtype not in _WIDE or function in _OF_BITS:
             return found

@@ -5,12 +5,14 @@ lie side by side. All values are collected before the module runs, by a run in w
 Source: Ye et al. 2024, Differential Transformer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from attention_service.models.passes.module_hooks import noting_calls
 
 
 class JoinedCalls:
@@ -42,16 +44,14 @@ class JoinedCalls:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Join the calls of modules with several, until the block ends."""
-        removes = [each.register_forward_pre_hook(self._collect, with_kwargs=True).remove for each in self._counts]
         try:
-            yield
+            with noting_calls(self._counts, self._collect):
+                yield
         finally:
-            for remove in removes:
-                remove()
             self._values.clear()
             self._contexts.clear()
 
-    def _collect(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _collect(self, module: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         self._collected = []
         try:
             module.forward(*args, **options)

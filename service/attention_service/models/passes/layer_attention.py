@@ -27,13 +27,13 @@ from attention_service.models.passes.attention_pass import (
     AttentionPass,
     Inspected,
     LayerTask,
-    LayerTurns,
     bound_edits,
     bound_to,
     problem_of,
 )
 from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.joined_calls import JoinedCalls
+from attention_service.models.passes.layer_turns import LayerTurns
 from attention_service.models.passes.module_taps import (
     CHOSEN,
     MODULE_TAPS,
@@ -75,6 +75,8 @@ class LayerAttention:
         self._pass: AttentionPass | None = None
         self._replaced_in: PreTrainedModel | None = None
         """The model, while it attends by another function."""
+        self._replaced_by = ""
+        """The name of that function."""
         self.name = self._packed_name = ""
         """The names of the implementation, once it is installed: of most modules, and of those of packed sequences."""
         self._packed: list[nn.Module] = []
@@ -103,13 +105,13 @@ class LayerAttention:
 
     def give_way(self, model: PreTrainedModel, name: str) -> None:
         """Let the model attend by another function, until the next pass of this one."""
-        if self._replaced_in is None:
-            self._replaced_in = model
+        if self._replaced_by != name:
+            self._replaced_in, self._replaced_by = model, name
             model.set_attn_implementation(name)
 
     def use(self, model: PreTrainedModel) -> None:
         """Let the model attend by this function, after it attended by another."""
-        self._replaced_in = None
+        self._replaced_in, self._replaced_by = None, ""
         model.set_attn_implementation(self.name)
         for module in self._packed:  # of images, all of which are one sequence
             config: Any = module.config

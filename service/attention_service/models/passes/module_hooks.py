@@ -1,6 +1,11 @@
-"""Hooks that read or replace the states that go through a module of a model, and modes within which it runs."""
+"""All that watches or changes the calls of a model's modules from outside.
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+``before`` and ``after`` read or replace the states that go through a module. ``noting_calls`` and ``noting_returns``
+look at whole calls, and ``within_calls`` at their beginning and end. ``change_outputs`` and ``replaced`` put something
+else in the place of a module's outputs, and of its function.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -9,6 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 State = Callable[[Tensor], Tensor | None]
 """Takes a state ``[B, L, d_model]``, and returns one to put in its place, or None."""
+OnCall = Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], None]
+"""Is told of a call that begins: the module, its arguments by place, and those by name."""
+OnReturn = Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Any], None]
+"""Is told of a call that has returned: the same, and the output."""
 ModeT = TypeVar("ModeT", bound=TorchFunctionMode)
 
 
@@ -104,6 +113,62 @@ def on_turn(changes: Mapping[int, State], turns: int) -> State:
 
 
 @contextmanager
+def noting_calls(modules: Iterable[nn.Module], note: OnCall) -> Iterator[None]:
+    """Call ``note`` with each call of these modules before it begins, until the block ends."""
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
+def noting_returns(modules: Iterable[nn.Module], note: OnReturn) -> Iterator[None]:
+    """Call ``note`` with each call of these modules when it has returned, until the block ends."""
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
+def within_calls(modules: Iterable[nn.Module], begin: OnCall, end: Callable[[], None]) -> Iterator[None]:
+    """Call ``begin`` with each call of these modules, and ``end`` behind it even if it fails, until the block ends."""
+
+    def leave(*_: Any) -> None:
+        end()
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield
+
+
+def change_outputs(
+    module: nn.Module, change: Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Any], Any]
+) -> None:
+    """Put what ``change`` returns in the place of a module's outputs, or leave them for None, from now on.
+
+    Every other hook sees the changed outputs.
+    """
+    module.register_forward_hook(change, with_kwargs=True, prepend=True)
+
+
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
+    """Put another function in the place of a module's own. Returns the function that ends it."""
+    own = vars(module).get("forward")
+    module.forward = forward
+
+    def end() -> None:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+    return end
+
+
+@contextmanager
 def running_within(
     modules: Collection[nn.Module], begin: Callable[[nn.Module], ModeT], running: list[ModeT]
 ) -> Iterator[None]:
@@ -112,18 +177,15 @@ def running_within(
     ``running`` holds the modes that are entered, the innermost last.
     """
 
-    def enter(module: nn.Module, _: Any) -> None:
+    def enter(module: nn.Module, *_: Any) -> None:
         mode = begin(module)
         running.append(mode)
         mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def leave(*_: Any) -> None:
+    def leave() -> None:
         running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+    with within_calls(modules, enter, leave):
         try:
             yield
         finally:

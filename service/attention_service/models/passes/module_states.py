@@ -48,7 +48,7 @@ class ModuleStates:
         return held
 
     def give(self, held: Held) -> None:
-        """Let the modules go on with a text."""
+        """Restore the module states of a text before its next pass."""
         for each, value in zip(self._found, held, strict=False):
             setattr(each.module, each.name, value)
 

@@ -18,15 +18,15 @@ from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.module_hooks import before, with_first
+from attention_service.models.passes.module_hooks import before, first_of, noting_returns, replaced, with_first
 from attention_service.models.passes.unrun_models import NOT_RUNNING
 from attention_transformers.model_layers import LayerKey
 
-_SAME: Final = 64
+_ROUNDINGS: Final = 64
 """Difference of two runs that count as equal, in roundings of the dtype relative to the largest number."""
-_MOST: Final = 0.02
+_COARSE_TOLERANCE: Final = 0.02
 """The same of dtypes with few digits."""
-_FEW: Final = range(4, 20)
+_TRANSPOSED_ROWS: Final = range(4, 20)
 """Rows of X for which a CPU computes W · Xᵀ faster than X · Wᵀ: in half the time for 12 rows and GPT-2's vocabulary."""
 
 
@@ -40,6 +40,29 @@ class KeptStates:
     """The output of each layer, in the form that it has."""
     behind: list[nn.Module] = field(default_factory=list)
     """The modules of the last layer that ran after its attention."""
+
+    @property
+    def last(self) -> Tensor:
+        """``[B, L, d_model]`` behind the last layer."""
+        found: Tensor = first_of(self.returned[max(self.returned)])
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Resumed:
+    """A pass over copies of the texts of a pass before, of which only some layers run."""
+
+    kept: KeptStates
+    """The states of the pass before."""
+    first: int
+    """The layer to begin at, in the stack; the number of layers to run none."""
+    copies: int = 1
+    positions: Tensor | None = None
+    """``[B, P]``: the tokens of each text that go on behind the last attention; None for all."""
+    states: Tensor | None = None
+    """``[copies · B, L, d_model]`` before the first layer, if they are not the kept ones."""
+    end: int | None = None
+    """The layer from which on all return what they returned before; None if they run."""
 
 
 class SharedLayers:
@@ -70,17 +93,33 @@ class SharedLayers:
     @contextmanager
     def keeping(self) -> Iterator[KeptStates]:
         """Keep the state before each layer of the pass that runs until the block ends."""
-        kept = KeptStates()
+        kept, ran, number = KeptStates(), list[nn.Module](), {block: at for at, block in enumerate(self._blocks)}
+        behind = [*self._blocks[-1].children()] if self._last is not None else []
+
+        def returned(block: nn.Module, _: Any, __: Any, output: Any) -> None:
+            kept.returned[number[block]] = output
+
         with ExitStack() as stack:
             for index, block in enumerate(self._blocks):
                 stack.callback(before(block, partial(_keep, kept.before, index)))
-                stack.callback(block.register_forward_hook(partial(_note, kept.returned, index)).remove)
-            ran: list[nn.Module] = []
-            for child in self._blocks[-1].children() if self._last is not None else ():
-                stack.callback(child.register_forward_hook(lambda module, *_: ran.append(module)).remove)
+            stack.enter_context(noting_returns(self._blocks, returned))
+            stack.enter_context(noting_returns(behind, lambda module, *_: ran.append(module)))
             yield kept
         attends = [at for at, module in enumerate(ran) if self._last in [*module.modules()]]
         kept.behind = ran[attends[-1] + 1 :] if attends else []
+
+    @contextmanager
+    def resuming(self, resumed: Resumed) -> Iterator[None]:
+        """Run some layers of the pass until the block ends, and let the others return what they returned before."""
+        kept, first, states = resumed.kept, resumed.first, resumed.states
+        with ExitStack() as stack:
+            if first < self.count:
+                stack.enter_context(self.beginning(kept, first, resumed.copies, resumed.positions, states))
+                if resumed.end is not None:
+                    stack.enter_context(self.ending(kept, resumed.end))
+            else:
+                stack.enter_context(self.ending(kept, 0, states))
+            yield
 
     @contextmanager
     def beginning(
@@ -93,7 +132,7 @@ class SharedLayers:
         """
         with ExitStack() as stack:
             for index in range(first):
-                stack.callback(_replaced(self._blocks[index], partial(_constant, kept.returned[index])))
+                stack.callback(replaced(self._blocks[index], partial(_constant, kept.returned[index])))
             state = kept.before[first]
             shape = (copies * len(state), *state.shape[1:])
             many = state.expand(shape) if len(state) == 1 else state.repeat(copies, *(1 for _ in shape[1:]))
@@ -101,16 +140,16 @@ class SharedLayers:
             stack.callback(before(self._blocks[first], lambda _: many))
             for module in self._blocks[first].modules() if many.stride(0) == 0 and copies > 1 else ():
                 if next(module.children(), None) is None:
-                    stack.callback(_replaced(module, partial(_once, module.forward)))
+                    stack.callback(replaced(module, partial(_once, module.forward)))
             for module in (each for block in self._blocks[first:] for each in block.modules()):
                 if type(module) is NewGELUActivation:  # the same formula by eight operations over large states
-                    stack.callback(_replaced(module, partial(gelu, approximate="tanh")))
+                    stack.callback(replaced(module, partial(gelu, approximate="tanh")))
             if self._head is not None and not state.is_cuda:
-                stack.callback(_replaced(self._head, partial(_of_few, self._head, self._head.forward)))
+                stack.callback(replaced(self._head, partial(_of_few, self._head, self._head.forward)))
             if positions is not None:
                 every = positions.repeat(copies, 1)
                 for module in kept.behind:
-                    stack.callback(_replaced(module, partial(_narrowed, module.forward, every)))
+                    stack.callback(replaced(module, partial(_narrowed, module.forward, every)))
             yield
 
     @contextmanager
@@ -124,7 +163,7 @@ class SharedLayers:
                 output = kept.returned[index]
                 if states is not None and index == self.count - 1:
                     output = with_first(output, states)
-                stack.callback(_replaced(self._blocks[index], partial(_constant, output)))
+                stack.callback(replaced(self._blocks[index], partial(_constant, output)))
             yield
 
     def unable(self, layers: Iterable[int], run: Callable[[int], Tensor], *, narrow: bool = False) -> int | None:
@@ -155,7 +194,7 @@ class SharedLayers:
             whole = run(2 * texts)
         except NOT_RUNNING:
             return able
-        most = min(_SAME * torch.finfo(whole.dtype).eps, _MOST) * whole.abs().max()
+        most = min(_ROUNDINGS * torch.finfo(whole.dtype).eps, _COARSE_TOLERANCE) * whole.abs().max()
         for first in firsts:
             try:
                 with self.beginning(kept, first, 2, last if narrow else None):
@@ -169,10 +208,6 @@ class SharedLayers:
 
 def _keep(states: dict[int, Tensor], index: int, state: Tensor) -> None:
     states[index] = state.detach()
-
-
-def _note(outputs: dict[int, Any], index: int, _: nn.Module, __: Any, output: Any) -> None:
-    outputs[index] = output
 
 
 def _stack(model: nn.Module, places: Sequence[AttentionPlace]) -> list[nn.Module]:
@@ -194,20 +229,6 @@ def _is_moved(place: AttentionPlace) -> bool:
     return bool(place.turn) or place.time_first or place.layer is place.module
 
 
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Put another function in the place of a module's own. Returns the function that ends it."""
-    own = vars(module).get("forward")
-    module.forward = forward
-
-    def end() -> None:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-    return end
-
-
 def _constant(output: Any, *_: Any, **__: Any) -> Any:
     return output
 
@@ -226,7 +247,7 @@ def _once(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def _of_few(head: nn.Linear, forward: Callable[..., Tensor], state: Tensor) -> Tensor:
     """The logits of states, by W · Xᵀ if they are few."""
     rows = state.flatten(0, -2)
-    if len(rows) not in _FEW:
+    if len(rows) not in _TRANSPOSED_ROWS:
         return forward(state)
     found = (head.weight @ rows.T).T.contiguous().view(*state.shape[:-1], -1)
     return found if head.bias is None else found + head.bias

@@ -13,7 +13,7 @@ NOT_RUNNING: Final = (RuntimeError, ValueError, TypeError, LookupError, Attribut
 """The errors of a model that does not run."""
 _GIVEN: Final = {"pixel_values": "an image", "input_ids": "a text"}
 """The input of a short run by the main argument of the model; of others a sound."""
-_TOKENS: Final = frozenset({"input_ids", "inputs_embeds"})
+_TOKEN_ARGUMENTS: Final = frozenset({"input_ids", "inputs_embeds"})
 _CARRIED: Final = frozenset({
     "attention_mask", "position_ids", "token_type_ids", "decoder_input_ids", "labels", "return_dict", "use_cache",
     "output_attentions", "output_hidden_states", "past_key_values", "args", "kwargs",
@@ -49,5 +49,5 @@ def _needed_inputs(model: PreTrainedModel, fault: Exception) -> list[str]:
     line = str(frames[-1].line or "") if frames and isinstance(fault, AttributeError | TypeError) else ""
     words = {word.lower() for word in re.findall(r"\w+", f"{fault} {line}")}
     main = model.main_input_name
-    given = _CARRIED | {main} | (_TOKENS if main == "input_ids" else frozenset())
+    given = _CARRIED | {main} | (_TOKEN_ARGUMENTS if main == "input_ids" else frozenset())
     return [name for name in inspect.signature(model.forward).parameters if name in words - given]

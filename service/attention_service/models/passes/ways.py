@@ -5,14 +5,15 @@ from typing import Literal, Protocol
 
 from torch import nn
 
-from attention_service.models.passes.attention_pass import AttentionPass, LayerTurns
+from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.growing_rotations import GrowingRotations
+from attention_service.models.passes.layer_turns import LayerTurns
 from attention_service.models.passes.module_taps import ModuleTaps
 
 Way = Literal["computed", "observed"]
 
 
-class Attention(Protocol):
+class AttentionWay(Protocol):
     """The attentions of one model, in the passes that ask of them."""
 
     way: Way

@@ -1,27 +1,30 @@
 """Requests for the sources of an answer, in the turns of a process: the answer is generated first if none is given."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.openai import CompletionRequest, DrawOptions
-from attention_service.models.answers.context.context_costs import ContextSizes, new_tokens, stages
-from attention_service.models.answers.context.context_plan import ContextPlan
+from attention_service.models.answers.context.context_costs import new_tokens, stages_of
+from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.answers.context.context_run import ContextRun
-from attention_service.models.costs.model_costs import ModelCosts
-from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generated_text import GeneratedText, PlacedToken
-from attention_service.models.generation.generation import Generation
-from attention_service.models.generation.generation_plan import GenerationPlan, plan_generation
-from attention_service.models.generation.sampling import Sampling
+from attention_service.models.costs.question_stages import Stage, held
+from attention_service.models.generation.decoding.decoder import Decoder
+from attention_service.models.generation.decoding.generated_text import GeneratedText, PlacedToken
+from attention_service.models.generation.decoding.sampling import Sampling
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.plans.generation_plan import GenerationPlan, plan_generation
 from attention_service.models.inputs.token_texts import TokenDecoder
+from attention_service.models.process.adapted_work import with_adapter
+from attention_service.models.process.priced_questions import AskedModel
 from attention_service.models.process.served import Answer, Facts, Parts, PricedRun
 
 Then = Callable[[ContextPlan], PricedRun]
 """The work that follows an answer."""
 
 
-class AnswerGeneration(Generation):
+class AnswerGeneration(RunningGeneration):
     """A generation whose text is the answer that a request for sources is about."""
 
     def __init__(
@@ -65,27 +68,37 @@ def _text_of(
     return text, [min(each.end, len(text)) for each in places]
 
 
-def of_context(run: ContextRun) -> PricedRun:
-    """The work of a request whose answer is given."""
+def context(model: AskedModel, request: ContextRequest, facts: Facts, *_: object) -> PricedRun:
+    """The work of a request for sources. Raises InvalidRequest that names the field at fault."""
+    loaded, costs, free_bytes = model.loaded, model.costs, facts["free_bytes"]
+    adapter, plan = loaded.adapters.active, plan_context(loaded, request)
 
-    def parts() -> Parts:
-        return Answer((yield from run.parts()))
+    def then(answered: ContextPlan) -> PricedRun:
+        run = ContextRun(loaded, costs, request, answered, free_bytes)
 
-    return PricedRun(max(each.peak_bytes for each in run.stages), parts, run.seconds(run.stages[0]))
+        def parts() -> Parts:
+            return Answer((yield from run.parts()))
+
+        return PricedRun(held(run.stages), parts, run.seconds(run.stages[0]))
+
+    def later(answered: ContextPlan) -> PricedRun:
+        work = partial(then, answered)
+        return work() if adapter is None else with_adapter(loaded, adapter, work)
+
+    return then(plan) if plan.answers else _generating(model, request, plan, facts, later)
 
 
-def generating(
-    decoder: Decoder, costs: ModelCosts, request: ContextRequest, context: ContextPlan, facts: Facts, then: Then
+def _generating(
+    model: AskedModel, request: ContextRequest, context: ContextPlan, facts: Facts, then: Then
 ) -> PricedRun:
-    """The work that generates the answer first. Raises InvalidRequest that names the field at fault."""
-    loaded = decoder.loaded
-    most = new_tokens(loaded, request, context)
+    """The work that generates the answer first."""
+    loaded, costs = model.loaded, model.costs
     completion = CompletionRequest.model_validate(
         {name: getattr(request, name) for name in ("temperature", *DrawOptions.model_fields)}
         | {
             "model": loaded.name,
             "prompt": context.inputs.text.ids[0].tolist(),
-            "max_tokens": most,
+            "max_tokens": new_tokens(loaded, request, context),
             "alone": request.alone,
         }
     )
@@ -96,10 +109,10 @@ def generating(
             raise
         field = "text" if request.messages is None else "messages"
         raise InvalidRequest(fault.detail.replace("prompt", field, 1), param=field, **fault.facts) from None
-    sizes = ContextSizes.of(loaded, request, context, most)
-    later = max(each.peak_bytes for each in stages(costs, loaded, request, sizes, facts["free_bytes"]))
+    reading = Stage(1, plan.longest_pass, plan.needed_bytes(loaded))
+    later = stages_of(loaded, costs, request, context, facts["free_bytes"])
 
     def run() -> AnswerGeneration:
-        return AnswerGeneration(decoder, completion, plan, context, then, facts["reader"])
+        return AnswerGeneration(model.decoder, completion, plan, context, then, facts["reader"])
 
-    return PricedRun(max(plan.needed_bytes(loaded), later), run, costs.seconds_of(1, plan.longest_pass), generates=True)
+    return PricedRun(held([reading, *later]), run, costs.seconds(reading), generates=True)

@@ -6,25 +6,24 @@ outputs of the modules are watched. A request that brings NaN or ∞ itself is a
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 import orjson
-import torch
-from torch import Tensor, nn
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, NotFinite
 from attention_contract.tensors import decode
+from attention_service.core.inspection.statistics import OF_SOME, PAIR_STATISTICS, RECEIVED
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.passes.module_hooks import first_of
+from attention_service.models.passes.nonfinite_outputs import first_nonfinite
 from attention_service.models.process.served import Answer, Parts, PricedRun
 
 _FORBIDS: Final = frozenset({"index_scores", "logits", "logprob", "lse", "masked_scores", "targets"})
 """Fields in which −∞ says that a token or a key is forbidden."""
-_UNKNOWN: Final = frozenset({"alignment", "chosen_share", "effects", "retrieval", "sink_mass"})
+_UNKNOWN: Final = PAIR_STATISTICS | OF_SOME.keys() | {RECEIVED, "effects"}
 """Fields in which NaN says that there is no such number. Those that are measured as effects are looked at before."""
 _OTHERS: Final = frozenset({"labels", "ran", "usage"})
 """Fields that hold no numbers of the model."""
@@ -97,7 +96,7 @@ def check_finite(reply: WireModel, body: memoryview | None = None) -> None:
 def located(fault: NotFinite, loaded: LoadedModel, again: Callable[[], Any]) -> NotFinite:
     """Return the same fault with the layer whose numbers are the first that are not finite, once all ran again."""
     dtype = torch_dtype_name(loaded.model.dtype)
-    module = _first_nonfinite(loaded.model, again)
+    module = first_nonfinite(loaded.model, again)
     advice = "; load the model with dtype bfloat16 or float32" if dtype == "float16" else ""
     facts = fault.facts | {"dtype": dtype}
     if module is None:
@@ -109,38 +108,6 @@ def located(fault: NotFinite, loaded: LoadedModel, again: Callable[[], Any]) -> 
         facts["layer"] = layers[0]
     where = f"layer {layers[0]} ({name})" if layers else name
     return NotFinite(f"{fault.detail}: {where} makes NaN or ∞ in {dtype}{advice}", param=fault.param, **facts)
-
-
-# ── the second look ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _FoundError(Exception):
-    """Ends a run at the first module whose output is not finite."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
-def _first_nonfinite(model: nn.Module, again: Callable[[], Any]) -> nn.Module | None:
-    """The first module that returns NaN or ∞ in a run; None if each returns finite numbers."""
-
-    def look(module: nn.Module, _: Any, output: Any) -> None:
-        state = first_of(output)
-        # −∞ alone forbids a token or a key.
-        if isinstance(state, Tensor) and state.is_floating_point() and not bool((state < torch.inf).all()):
-            raise _FoundError(module)
-
-    with ExitStack() as hooks:
-        for module in model.modules():
-            hooks.callback(module.register_forward_hook(look).remove)
-        try:
-            again()
-        except _FoundError as found:
-            return found.module
-        except Exception:  # it need not run to its end
-            return None
-    return None
 
 
 # ── the look at a reply ──────────────────────────────────────────────────────────────────────────────────────────────

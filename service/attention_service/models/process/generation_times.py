@@ -2,19 +2,20 @@
 
 from attention_service.cost import NOTHING
 from attention_service.models.costs.model_costs import ModelCosts
-from attention_service.models.generation.generation import Generation
+from attention_service.models.costs.question_stages import Stage
+from attention_service.models.generation.generation import RunningGeneration
 from attention_service.models.process.served import RunTime
 
 
-def generation_time(costs: ModelCosts, generation: Generation) -> RunTime | None:
+def generation_time(costs: ModelCosts, generation: RunningGeneration) -> RunTime | None:
     """Learn from a generation that has ended, and return its time; None if others had its steps too."""
     texts, lengths, tokens = generation.sizes
     if generation.has_mates or not generation.times or not tokens:
         return None
-    parts = {"reading": sum(costs.pass_ms(1, length) for length in lengths)}
+    parts = {"reading": sum(costs.work(Stage(1, length)).ms for length in lengths)}
     if (steps := tokens / texts - 1) > 0:
         longest = max(lengths)
-        parts["tokens"] = steps * costs.pass_ms(texts, 1, after=longest + round(steps / 2))
+        parts["tokens"] = steps * costs.work(Stage(texts, 1, after=longest + round(steps / 2))).ms
     time, kind = NOTHING, ", attention" if generation.is_seen else ""
     for part, predicted_ms in parts.items():
         time += costs.pace.estimate(part + kind, predicted_ms)

@@ -12,7 +12,7 @@ from attention_service.models.process.process_pipes import ProcessPipes, problem
 from attention_service.models.process.reply_writing import lines_of, written
 from attention_service.models.process.served import Answer, PricedRun, Served
 from attention_service.models.reply_memory import ReplySpace
-from attention_service.models.worker_messages import Message
+from attention_service.models.worker_messages import WorkerMessage
 from attention_service.modules.recording_files import content_id
 from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_memory, private_bytes
 
@@ -47,7 +47,7 @@ class OpenQuestions:
         """The question of this number; None once it has its answer."""
         return self._questions.get(number)
 
-    def open(self, message: Message) -> AskedQuestion:
+    def open(self, message: WorkerMessage) -> AskedQuestion:
         """The question that a message asks."""
         facts, number = message.facts, message.facts["request"]
         space = ReplySpace(None) if facts["memory"] is None else self._memories[facts["memory"]]

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from attention_contract.errors import AttentionError, InternalError, NeverFits
 from attention_service.core.cancellation import Abandoned, Cancellation
-from attention_service.models.worker_messages import Message, Piece, pieces_of, read_message
+from attention_service.models.worker_messages import Piece, WorkerMessage, pieces_of, read_message
 from attention_service.runtime.device.torch_device import is_out_of_memory
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -26,7 +26,7 @@ class ProcessPipes:
 
     def __init__(self, source: FileIO, sink: FileIO) -> None:
         self._source, self._sink = source, sink
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._inbox: SimpleQueue[WorkerMessage] = SimpleQueue()
         self._cancellations: dict[int, Cancellation] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -40,11 +40,11 @@ class ProcessPipes:
         sys.stdout = sys.stderr
         return cls(source, sink)
 
-    def next(self) -> Message:
+    def next(self) -> WorkerMessage:
         """Wait for the next message."""
         return self._inbox.get()
 
-    def arrived(self, *, wait_s: float | None) -> list[Message]:
+    def arrived(self, *, wait_s: float | None) -> list[WorkerMessage]:
         """Return the messages that came; ``wait_s``: seconds to wait for the first, None for as long as it takes."""
         found = []
         with suppress(Empty):
@@ -53,7 +53,7 @@ class ProcessPipes:
                 found.append(self._inbox.get_nowait())
         return found
 
-    def post(self, message: Message) -> None:
+    def post(self, message: WorkerMessage) -> None:
         """Add a message of the process itself to those that arrive."""
         self._inbox.put(message)
 

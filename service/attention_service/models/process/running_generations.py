@@ -78,6 +78,8 @@ class RunningGenerations:
                 self._questions.fail(question, faults[at])
             elif question.running is not None and question.running.has_ended:
                 self._end(question)
+            elif question.running is not None and question.running.unread and question not in self._unread:
+                self._unread.add(question)  # the next window of a sound
 
     def _end(self, question: AskedQuestion) -> None:
         """Send the end of a generation."""

@@ -10,10 +10,9 @@ from typing import Any, Final, Self
 import torch
 
 from attention_contract.errors import AttentionError, InvalidCheckpoint, NotFinite
-from attention_service.models.answers.joined_questions import joined_replies
 from attention_service.models.costs.model_pace import times_of
-from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generation import Generation, decode, read_prompts
+from attention_service.models.generation.decoding.decoder import Decoder
+from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
 from attention_service.models.inputs.tokenizer_faults import is_fault
 from attention_service.models.loaded.adapters import needed_bytes
 from attention_service.models.loaded.checkpoint_processors import reason_of
@@ -21,9 +20,10 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import AnswerGeneration
-from attention_service.models.process.finite_answers import check_finite, finite_work, located
+from attention_service.models.process.finite_answers import finite_work, located
 from attention_service.models.process.generation_times import generation_time
-from attention_service.models.process.model_operations import ModelOperations
+from attention_service.models.process.model_operations import prepare
+from attention_service.models.process.priced_questions import AskedModel, joined
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
@@ -42,7 +42,7 @@ class ServedModel:
         """``prefix_bytes``: memory for the keys and values of texts that have ended."""
         self.loaded = loaded
         self._decoder = Decoder(loaded, prefix_bytes)
-        self._operations = ModelOperations(loaded, self._decoder)
+        self._asked = AskedModel(loaded, self._decoder)
         threads = torch.get_num_threads() if loaded.device.torch.type == "cpu" else 1
         self._threads, self._cores = threads, SharedCores(threads)
 
@@ -93,7 +93,7 @@ class ServedModel:
         An ``adapter`` that is not in memory is loaded first, once its memory is admitted.
         """
         self.loaded.check_files()
-        made = partial(self._operations.prepare, operation, body, facts, emit)
+        made = partial(prepare, self._asked, operation, body, facts, emit)
         if (adapter := facts.get("adapter")) is None:
             return finite_work(made(), self.loaded, made, body)
         adapters, name = self.loaded.adapters, adapter["name"]
@@ -121,27 +121,18 @@ class ServedModel:
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
-        request, operations = questions[0][0], self._operations
+        return joined(self._asked, questions)
 
-        def answers() -> list[Answer]:
-            replies = joined_replies(self.loaded, questions)
-            for each in replies:
-                check_finite(each)  # each question is then answered alone
-            return [Answer(each) for each in replies]
-
-        predicted_ms = operations.question_ms(request, [checked for _, checked in questions])
-        return operations.timed(request).run_joined(answers, predicted_ms)
-
-    def read(self, running: Sequence[Generation], most: int) -> dict[int, Exception]:
+    def read(self, running: Sequence[RunningGeneration], most: int) -> dict[int, Exception]:
         """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
         return self._timed(running, "reading", partial(read_prompts, self._decoder, running, most))
 
-    def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
+    def step(self, running: Sequence[RunningGeneration]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
         return self._timed(running, "tokens", partial(decode, self._decoder, running))
 
     def _timed(
-        self, running: Sequence[Generation], part: str, step: Callable[[], dict[int, Exception]]
+        self, running: Sequence[RunningGeneration], part: str, step: Callable[[], dict[int, Exception]]
     ) -> dict[int, Exception]:
         """Run a step, and note its time as that of the only generation that has it; of several it is nobody's.
 
@@ -158,19 +149,18 @@ class ServedModel:
                 faults[at] = located(fault, self.loaded, running[at].run_again)
         return faults
 
-    def finish(self, running: Generation) -> Answer | PricedRun:
+    def finish(self, running: RunningGeneration) -> Answer | PricedRun:
         """Return the end of a generation, or the work that it was the first part of."""
         if isinstance(running, AnswerGeneration):
             return running.then()
-        of_run = generation_time(self._operations.costs, running)
+        of_run = generation_time(self._asked.costs, running)
         if of_run is not None:
             running.ran |= {**times_of(of_run.predicted), "compute_ms": of_run.measured_ms}
         done = running.end()
-        return Answer(recording=self.loaded.take_recording(), last=done.last, tokens=done.tokens, time=of_run)
+        return Answer(recording=done.recording, last=done.last, tokens=done.tokens, time=of_run)
 
     def recover(self, fault: Exception) -> None:
         """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
-        self.loaded.take_recording()  # or the next request would get it
         self.loaded.device.recover(fault)
         self.loaded.device.check()
 

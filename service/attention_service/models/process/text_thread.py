@@ -7,7 +7,7 @@ from typing import Final
 from attention_service.models.inputs.long_texts import LongText
 from attention_service.models.process.asked_question import AskedQuestion
 from attention_service.models.process.process_pipes import ProcessPipes
-from attention_service.models.worker_messages import Message
+from attention_service.models.worker_messages import WorkerMessage
 from attention_service.runtime.scheduling.fair_queue import FairQueue
 
 _SWITCH_S: Final = 0.0005
@@ -52,4 +52,4 @@ class TextThread:
         finally:
             sys.setswitchinterval(before)
             self.reads = False
-            self._pipes.post(Message("read", {"request": number}, memoryview(b"")))
+            self._pipes.post(WorkerMessage("read", {"request": number}, memoryview(b"")))

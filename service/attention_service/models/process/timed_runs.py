@@ -2,67 +2,72 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
+from attention_contract.base import WireModel
 from attention_contract.schemas.costs.accuracy import Computation
 from attention_contract.schemas.prompts import ModelRan
 from attention_service.cost import NOTHING
-from attention_service.models.costs.answer_parts import Passes, T
-from attention_service.models.costs.model_pace import ModelPace, times_of
-from attention_service.models.process.served import Answer, PricedRun, RunTime
+from attention_service.models.costs.answer_parts import Passes
+from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.costs.model_pace import times_of
+from attention_service.models.costs.question_stages import Stage
+from attention_service.models.process.served import Answer, Parts, RunTime
+
+T = TypeVar("T")
 
 
 class TimedRuns:
-    """The runs of one request. Each is predicted before it begins; the answer tells the sums."""
+    """The runs of one request, all of one stage. Each is predicted before it begins; the answer tells the sums."""
 
-    def __init__(self, pace: ModelPace, purpose: Computation, kind: str = "") -> None:
-        """``kind``: of runs that share a factor; by default those of the purpose."""
-        self._pace, self._purpose, self._kind = pace, purpose, kind or purpose
+    def __init__(self, costs: ModelCosts, stage: Stage, purpose: Computation | None, kind: str = "") -> None:
+        """``purpose``: None if nothing is learned. ``kind``: of runs that share a factor; by default the purpose."""
+        self._costs, self._stage, self._purpose, self._kind = costs, stage, purpose, kind or purpose or ""
         self._predicted, self._measured_ms = NOTHING, 0.0
 
-    def run(self, work: Callable[[], Answer | PricedRun], predicted_ms: float) -> Answer | PricedRun:
-        """Run, and learn from the time. ``predicted_ms``: without what was learned."""
-        self._predicted += self._pace.estimate(self._kind, predicted_ms)
+    @cached_property
+    def _pass_ms(self) -> float:
+        return self._costs.work(self._stage).ms / self._stage.counted
+
+    def seconds(self, passes: int) -> float:
+        """A bound of the time of so many passes, as the stage counts them; 0 if they are short."""
+        return self._costs.seconds(self._stage, passes / self._stage.counted, self._kind)
+
+    def run(self, work: Callable[[], T], passes: int = 1) -> T:
+        """Run so many passes, and learn from the time."""
+        if self._purpose is None:
+            return work()
+        pace, predicted_ms = self._costs.pace, passes * self._pass_ms
+        self._predicted += pace.estimate(self._kind, predicted_ms)
         began = time.perf_counter()
         found = work()
         took_ms = 1e3 * (time.perf_counter() - began)
         self._measured_ms += took_ms
-        self._pace.note(self._kind, predicted_ms, took_ms)
-        return self.told([found])[0] if isinstance(found, Answer) else found
+        pace.note(self._kind, predicted_ms, took_ms)
+        return found
 
-    def parts(self, answer: Passes[T], passes: int, pass_ms: float) -> Passes[T]:
-        """Run an answer in parts, the first of which takes so many passes, and learn from each.
+    def parts(self, answer: Passes[WireModel], passes: int) -> Parts:
+        """Run an answer in parts, the first of which takes so many passes, and learn from each."""
+        ended: list[WireModel] = []
 
-        ``pass_ms``: milliseconds of a pass, without what was learned.
-        """
-        while True:
-            predicted_ms, began = passes * pass_ms, time.perf_counter()
-            self._predicted += self._pace.estimate(self._kind, predicted_ms)
-            ended: list[T] = []
+        def advance() -> int:
             try:
-                passes = next(answer)
+                return next(answer)
             except StopIteration as end:
                 ended.append(end.value)
-            took_ms = 1e3 * (time.perf_counter() - began)
-            self._measured_ms += took_ms
-            self._pace.note(self._kind, predicted_ms, took_ms)
+                return 0
+
+        while True:
+            passes = self.run(advance, passes)
             if ended:
-                return ended[0]
-            yield passes
-
-    def run_joined(self, work: Callable[[], Sequence[Answer]], predicted_ms: float) -> list[Answer]:
-        """Run a pass that answers several requests: the first answer tells of it, and each reply of the whole pass."""
-        answers: list[Answer] = []
-
-        def whole() -> PricedRun:
-            answers.extend(work())
-            return PricedRun(0, Answer)
-
-        self.run(whole, predicted_ms)
-        return self.told(answers)
+                return self.told([Answer(ended[0])])[0]
+            yield self.seconds(passes)
 
     def told(self, answers: Sequence[Answer]) -> list[Answer]:
-        """Return answers with the times of the runs."""
+        """Return answers with the times of the runs; of a shared pass the first tells of it, and each reply."""
+        if self._purpose is None:
+            return [*answers]
         time_ = RunTime(self._purpose, self._predicted, self._measured_ms)
         return [
             each._replace(reply=_with_times(each.reply, time_), time=time_ if not at else None)

@@ -22,7 +22,7 @@ from attention_service.models.process.running_generations import RunningGenerati
 from attention_service.models.process.served import Answer, Load, Parts, PricedRun, Served
 from attention_service.models.process.text_thread import TextThread
 from attention_service.models.reply_memory import ReplySpace
-from attention_service.models.worker_messages import Message
+from attention_service.models.worker_messages import WorkerMessage
 from attention_service.runtime.device.freed_memory import MUCH, keep_freed_memory, private_bytes
 from attention_service.runtime.scheduling.fair_queue import FairQueue
 
@@ -91,7 +91,7 @@ class Turns:
         priced = [each.work for each in self._questions if id(each) not in ready]
         return any(one is not None and one.may_share(next_one) for one in priced)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: WorkerMessage) -> None:
         """Take in one message about a request."""
         if message.kind == "ask":
             self._ask(message)
@@ -109,7 +109,7 @@ class Turns:
         elif question not in self._generations:
             self._questions.leave(question)
 
-    def _ask(self, message: Message) -> None:
+    def _ask(self, message: WorkerMessage) -> None:
         """Check and price a request: at once if it is short, and else in a turn of its caller."""
         facts, question = message.facts, self._questions.open(message)
         emit = partial(self._questions.emit, question.number)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from attention_contract.errors import AttentionError
-from attention_service.models.worker_messages import Message, Piece
+from attention_service.models.worker_messages import Piece, WorkerMessage
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Exchange:
         self.runs = False
         """True once the process was told to go."""
         self._peer = peer
-        self._incoming: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._incoming: asyncio.Queue[WorkerMessage | None] = asyncio.Queue()
         self._allowed = 0
         self._is_cancelled = False
 
@@ -60,11 +60,11 @@ class Exchange:
             self._is_cancelled = True
             await self._peer.send("cancel", {"request": self.number})
 
-    def put(self, message: Message | None) -> None:
+    def put(self, message: WorkerMessage | None) -> None:
         """Add a message of the process; None once it has ended."""
         self._incoming.put_nowait(message)
 
-    async def receive(self) -> Message:
+    async def receive(self) -> WorkerMessage:
         """Wait for the next message. Raises ``Peer.fault`` if the process has ended."""
         self._peer.await_more(1)
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -10,13 +10,13 @@ from attention_contract.errors import AttentionError, from_problem
 from attention_contract.schemas.models import ModelInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS
-from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 from attention_service.models.reply_memory import ReplyMemory, pieces_of_body
 from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import MemoryShare
 from attention_service.models.server.worker_process import WorkerProcess
-from attention_service.models.worker_messages import Message, Piece
+from attention_service.models.worker_messages import Piece, WorkerMessage
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.reservation import Reservation
 from attention_service.runtime.services.recording_service import owner_of_recordings
@@ -51,6 +51,10 @@ class Question:
     """The name and the folder of the adapter that is to answer; None for the model by itself."""
     lens: str | None = None
     """The file of the lens that it reads by."""
+    probes: Mapping[str, str] = field(default_factory=dict)
+    """The files of the probes that watch, by id."""
+    vectors: Mapping[str, str] = field(default_factory=dict)
+    """The files of the steering vectors that its edits add, by id."""
     alone: bool = False
     """True if it is to get the same bits every time."""
     deadline: float | None = None
@@ -140,6 +144,8 @@ class QuestionRun:
                     "deadline": question.deadline,
                     "adapter": question.adapter,
                     "lens": question.lens,
+                    "probes": question.probes,
+                    "vectors": question.vectors,
                     "alone": question.alone,
                     "form": question.form,
                     "encoding": question.encoding,
@@ -186,7 +192,7 @@ class QuestionRun:
                 self._memory.forget()
             self._worker.memories.leave(self._memory)
 
-    async def _take(self, message: Message, exchange: Exchange) -> None:
+    async def _take(self, message: WorkerMessage, exchange: Exchange) -> None:
         """Take one message."""
         question = self._question
         match message.kind:

@@ -6,32 +6,55 @@ the least recently used ones end when their memory is needed.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from attention_contract.base import WireModel
-from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded, Stuck
+from attention_contract.errors import (
+    CheckpointNotFound,
+    InternalError,
+    InvalidCheckpoint,
+    InvalidRequest,
+    ModelExists,
+    ModelNotFound,
+    Overloaded,
+    Stuck,
+)
+from attention_contract.schemas.analyses.probes import ProbeInfo
+from attention_contract.schemas.analyses.vectors import VectorInfo
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
-from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, GenerationOptions
+from attention_contract.schemas.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationOptions,
+)
 from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.cost import Estimate
-from attention_service.models import model_catalogue
-from attention_service.models.adapter_catalogue import BETWEEN, AdapterFolder
-from attention_service.models.model_catalogue import all_with_adapters, named_adapter, named_variant, with_adapters
+from attention_service.models.folders import model_catalogue
+from attention_service.models.folders.adapter_catalogue import BETWEEN, AdapterFolder
+from attention_service.models.folders.model_catalogue import (
+    all_with_adapters,
+    named_adapter,
+    named_variant,
+    with_adapters,
+)
+from attention_service.models.server.fits_in_requests import AskedModelName, FitsInRequests
 from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes, ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
 from attention_service.models.server.model_question import Question, WrittenReply
 from attention_service.models.server.resident_model import ResidentModel
 from attention_service.models.server.spare_process import SpareProcess
 from attention_service.models.server.unread_events import UnreadEvents
+from attention_service.modules.fitted_store import FittedStore
 from attention_service.runtime.callers import caller
-from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.planning.prediction_accuracy import TimedRun
 from attention_service.runtime.request_timing import ModelRun, note_run
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.services.recording_service import RecordingService
@@ -63,12 +86,16 @@ class ModelService:
         siblings: bool = False,
         spare: bool = False,
         prefixes: KeptPrefixes = NO_PREFIXES,
+        probes: FittedStore[ProbeInfo],
+        vectors: FittedStore[VectorInfo],
     ) -> None:
         """``siblings``: other processes answer for the same models. ``spare``: keep a process for the next load."""
         self._root = root
         self._runner = runner
         self._recordings = recordings
         self._siblings = siblings
+        self.fits = FitsInRequests(runner, probes, vectors)
+        """The stored probes and vectors that requests name."""
         self.environment = ModelEnvironment(runner.device, ModelMemory(runner.budget), idle_s, stuck_s, prefixes)
         self._spare = SpareProcess(self.environment) if spare and model_catalogue.has_transformers() else None
         self._models: dict[str, ResidentModel] = {}
@@ -102,6 +129,7 @@ class ModelService:
     async def list(self) -> ModelList:
         """Every model that was loaded, and every checkpoint of the repository that can become one."""
         self._runner.check_ready()
+        await self._read_again(self._models.values())
         own = [model.info() for model in self._models.values()]
         found = await self._runner.in_thread(partial(model_catalogue.listed, self._root))
         every = own + [each for each in found if each.id not in self._models]
@@ -112,6 +140,7 @@ class ModelService:
         """One model. Raises ModelNotFound."""
         self._runner.check_ready()
         model, adapter = await self._found(name)
+        await self._read_again([model])
         infos = await self._runner.in_thread(partial(with_adapters, self._root, [model.info()], {}))
         if adapter is None or adapter.checkpoint == model.folder.checkpoint:
             return infos[0]
@@ -237,11 +266,13 @@ class ModelService:
         Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
         """
         model, adapter = await self._named(name, request)
+        asked = AskedModelName({name, model.name}, model.folder.checkpoint)
         encoding: Encoding = getattr(request, "encoding", "list")
         body = to_body(request, JSON, "request", "base64")
         question = Question(
             operation, body, form, encoding, adapter=adapter, lens=None if lens is None else str(lens),
-            alone=bool(getattr(request, "alone", False)),
+            alone=bool(getattr(request, "alone", False)), probes=await self.fits.probe_files(request, asked),
+            vectors=await self.fits.vector_files(request, asked),
         )  # fmt: skip
         await self._ask(model, question)
         reply, question.reply = question.reply, None  # the reply's memory is to be free once it is sent
@@ -259,11 +290,13 @@ class ModelService:
         ``deadline``: ``time.monotonic`` seconds before which it ends with the tokens that it has.
         """
         model, adapter = await self._named(name, request)
+        asked = AskedModelName({name, model.name}, model.folder.checkpoint)
         events = UnreadEvents(self._runner.host)
         body = to_body(request, JSON, "request", "base64")
         question = Question(
             operation, body, on_event=events.put, deadline=deadline, cost=cost_of(request), adapter=adapter,
-            alone=bool(getattr(request, "alone", False)),
+            alone=bool(getattr(request, "alone", False)), probes=await self.fits.probe_files(request, asked),
+            vectors=await self.fits.vector_files(request, asked),
         )  # fmt: skip
         asking = asyncio.create_task(self._ask(model, question))
         asking.add_done_callback(lambda _: events.end())
@@ -289,10 +322,20 @@ class ModelService:
         self._runner.check_ready()
         model, adapter = await self._found(name, getattr(request, "adapter", None))
         if not model.is_alive:
+            await self._read_again([model] if model.name in self._models else [])
             model.folder.check()
         if adapter is not None:
             adapter.check()
         return self._models.setdefault(model.name, model), None if adapter is None else adapter.facts
+
+    async def _read_again(self, models: Iterable[ResidentModel]) -> None:
+        """Read the files of idle models again, which may have changed since their processes ended."""
+        for model in [each for each in models if not each.is_alive]:
+            with suppress(CheckpointNotFound, InvalidCheckpoint):  # the next load says so
+                read = partial(model_catalogue.find_folder, self._root, model.folder.checkpoint)
+                folder = await self._runner.in_thread(read)
+                if not model.is_alive:
+                    model.folder = folder
 
     async def _ask(self, model: ResidentModel, question: Question) -> None:
         asks = caller.get().name
@@ -311,7 +354,9 @@ class ModelService:
         if (of_run := question.time) is not None:
             predicted = Estimate(*[each / 1e3 for each in of_run["predicted_ms"]])
             seconds, peak = of_run["measured_ms"] / 1e3, question.peak_bytes
-            self.environment.accuracy.record([Run(model.name, of_run["purpose"], predicted, seconds, peak, model=True)])
+            self.environment.accuracy.record(
+                [TimedRun(model.name, of_run["purpose"], predicted, seconds, peak, model=True)]
+            )
         compute_ms = question.compute_ms or (time.monotonic() - question.began) * 1e3
         note_run(question.came, ModelRun(model.name, self.environment.device.place, model.dtype, compute_ms))
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from attention_contract.errors import AttentionError, ModelEnded, Overloaded
 from attention_contract.schemas.models import ModelInfo
-from attention_service.models.model_catalogue import PROCESS_BYTES, ModelFolder
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES, ModelFolder
 from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import MemoryShare
 from attention_service.models.server.model_question import Question
@@ -46,7 +46,7 @@ class ResidentModel:
         """
         self.name = name
         self.folder = folder
-        self.dtype = dtype or ("float32" if not environment.device.is_cuda else folder.stored)
+        self.dtype = dtype or ("float32" if not environment.device.is_cuda else folder.form.facts.stored)
         self.progress: float | None = None
         """Share of the weights that are loaded, while it is being loaded."""
         self._share = MemoryShare(environment.memory, self._give_way, self._give_back, name=name)

@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import MemoryShare
 from attention_service.models.server.worker_process import WorkerProcess

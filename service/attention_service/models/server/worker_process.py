@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 import psutil
 
 from attention_contract.errors import AttentionError, ModelEnded, OverBudget, from_problem
-from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.reply_memories import ReplyMemories
-from attention_service.models.worker_messages import Message, Piece, pieces_of, read_message
+from attention_service.models.worker_messages import Piece, WorkerMessage, pieces_of, read_message
 from attention_service.runtime.device.cpu_threads import SLEEPING, waiting_of_models
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
 
@@ -230,7 +230,7 @@ class WorkerProcess:
                 loop.call_soon_threadsafe(self._take_in, message)
             loop.call_soon_threadsafe(self._take_in, None)
 
-    def _take_in(self, message: Message | None) -> None:
+    def _take_in(self, message: WorkerMessage | None) -> None:
         self._heard = self._pass_ends = time.monotonic()
         if message is None:
             self.ended.set_result(None)

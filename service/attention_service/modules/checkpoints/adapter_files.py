@@ -61,7 +61,7 @@ _PART: Final = re.compile(
     r"(\.(?P<adapter>(?!weight$|bias$)[^.]+))?(\.(?P<kind>weight|bias))?$"
 )
 """The end of the name of a tensor of LoRA; older files have the adapter's name in it."""
-_COPIES: Final = re.compile(r"\.(modules_to_save\.[^.]+|modules_to_save|base_layer)(?=\.)")
+_WHOLE_MODULE_PARTS: Final = re.compile(r"\.(modules_to_save\.[^.]+|modules_to_save|base_layer)(?=\.)")
 """Parts of the names of whole modules that an adapter brings."""
 
 
@@ -189,7 +189,7 @@ class AdapterFiles:
         and for one whose numbers are not finite.
         """
         self.check()
-        found: dict[str, ModuleChange] = {}
+        changes: dict[str, ModuleChange] = {}
         for name, value in self._tensors().items():
             if not is_finite(value):
                 raise InvalidCheckpoint.at(
@@ -198,28 +198,28 @@ class AdapterFiles:
                 )  # fmt: skip
             path = name.removeprefix(_PREFIX)
             if (part := _PART.search(path)) is not None:
-                self._add(found.setdefault(path[: part.start()], ModuleChange()), part, value, name)
+                self._add(changes.setdefault(path[: part.start()], ModuleChange()), part, value, name)
             else:
-                module, _, parameter = _COPIES.sub("", path).rpartition(".")
-                found.setdefault(module, ModuleChange()).replaced[parameter] = value
-        for path, change in found.items():
+                module, _, parameter = _WHOLE_MODULE_PARTS.sub("", path).rpartition(".")
+                changes.setdefault(module, ModuleChange()).replaced[parameter] = value
+        for path, change in changes.items():
             self._complete(path, change)
-        return found
+        return changes
 
     def merged(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors of the base, by their names, with the adapter merged into them.
 
         Raises InvalidCheckpoint if it changes none of them.
         """
-        changes, found = self.changes(), dict(stored)
+        changes, tensors = self.changes(), dict(stored)
         for name, value in stored.items():
             path, _, parameter = name.rpartition(".")
             alike = [each for each in changes if f".{path}".endswith(f".{each}") or f".{each}".endswith(f".{path}")]
             if alike:
-                found[name] = self._merged(alike[0], changes[alike[0]], parameter, value)
-        if all(found[name] is value for name, value in stored.items()):
+                tensors[name] = self._merged(alike[0], changes[alike[0]], parameter, value)
+        if all(tensors[name] is value for name, value in stored.items()):
             raise InvalidCheckpoint.at("adapter", f"{self.folder.name} changes no tensor of this layer; leave it out")
-        return found
+        return tensors
 
     def _merged(self, path: str, change: ModuleChange, parameter: str, value: Tensor) -> Tensor:
         """One tensor with the change of its module. Raises InvalidCheckpoint if they do not fit."""
@@ -332,10 +332,10 @@ def _of_other_kind(config: Mapping[str, Any]) -> str | None:
 
 def _place(root: Path, folder: Path, name: str) -> Path:
     """The path of a file of an adapter, without links. Raises InvalidCheckpoint for a link out of the repository."""
-    found = inside(root, folder, name)
-    if found is None and (folder / name).is_symlink():
+    path = inside(root, folder, name)
+    if path is None and (folder / name).is_symlink():
         raise InvalidCheckpoint.at("adapter", f"{name} is a {OUTSIDE}")
-    return found or folder / name
+    return path or folder / name
 
 
 def is_adapter(folder: Path) -> bool:
@@ -353,6 +353,13 @@ def adapter_at(root: Path, checkpoint: str) -> Path | None:
     place = inside(root, root, checkpoint)
     folder = place.parent if place is not None and place.name == ADAPTER_TENSORS else place
     return folder if folder is not None and is_adapter_alone(folder) else None
+
+
+def adapter_beside(root: Path, checkpoint: str) -> Path | None:
+    """Return the folder of a checkpoint that holds an adapter beside its base; None for any other path."""
+    place = inside(root, root, checkpoint)
+    folder = place if place is None or place.is_dir() else place.parent
+    return folder if folder is not None and folder != root.resolve() and is_adapter(folder) else None
 
 
 def base_instead(root: Path, folder: Path) -> str:

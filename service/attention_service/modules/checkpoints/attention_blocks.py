@@ -11,7 +11,7 @@ from attention_contract.schemas.modules import ImportModule, Stack
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint
 from attention_service.modules.checkpoints.families import FAMILIES, INEXACT
 from attention_service.modules.checkpoints.family import BlockNames, Family, Part
-from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
+from attention_service.modules.checkpoints.forms.quantized.quantized_tensors import form_of, quantization_of
 
 _LISTED: Final = 20
 _STACKS: Final[Mapping[str, Stack]] = {
@@ -41,7 +41,7 @@ _SECTIONS: Final[Mapping[str, Stack]] = {
 
 
 @dataclass(frozen=True)
-class Block:
+class CheckpointBlock:
     """One attention block of a checkpoint."""
 
     family: Family
@@ -66,12 +66,13 @@ class Block:
         return self.tensor("")
 
 
-def blocks_of(checkpoint: Checkpoint) -> list[Block]:
+def blocks_of(checkpoint: Checkpoint) -> list[CheckpointBlock]:
     """Return every attention block with the tensor names of a known family, layer by layer.
 
     Raises InvalidCheckpoint where the tensors have the names of a family, but config.json states another model_type.
     """
-    found: dict[str, Block] = {}
+    checkpoint.check_layers()
+    block_by_prefix: dict[str, CheckpointBlock] = {}
     strangers: set[str] = set()
     for stack, config in _sections(checkpoint.config):
         model_type = _model_type(config)
@@ -79,32 +80,32 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
         loose = [family for family in FAMILIES.values() if family.without_config]
         known = families or [family for family in loose if model_type is None or not family.model_types]
         blocks = {block.prefix: block for family in known for block in _named(family, checkpoint, config)}
-        found |= {
+        block_by_prefix |= {
             prefix: block
             for prefix, block in blocks.items()
             if (stack is None or block.stack in {stack, None})
-            and prefix not in found
+            and prefix not in block_by_prefix
             and (families or model_type is None or _has_queries(block, checkpoint))
         }
         if model_type is not None and not families:
             strangers.add(model_type[:80])
-    if not found and strangers:
+    if not block_by_prefix and strangers:
         reasons = "".join(f"; {INEXACT[kind]}, which no spec states" for kind in sorted(strangers) if kind in INEXACT)
         raise InvalidCheckpoint(
             f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known"
             f"{reasons}; docs/checkpoints.md lists the {len(_model_types())} known ones",
             param="checkpoint",
         )
-    return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
+    return sorted(block_by_prefix.values(), key=lambda block: (block.layer, block.prefix))
 
 
-def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
+def check_quantization(block: CheckpointBlock, checkpoint: Checkpoint) -> None:
     """Raise InvalidCheckpoint if a block is quantized in a form that is not unpacked here.
 
     transformers leaves the modules alone that the config names, as the attention of gpt-oss.
     """
     stated = quantization_of(block.config) or quantization_of(checkpoint.config)
-    if stated is None or checkpoint.packed:  # what is not packed then is stored as it is
+    if stated is None or checkpoint.are_packed(checkpoint.tensors):  # what is not packed then is stored as it is
         return
     entries = stated if isinstance(stated, dict) else {}
     lists = [entries[name] for name in _SPARED if isinstance(entries.get(name), list)]
@@ -154,7 +155,7 @@ def _model_types() -> set[str]:
     return {kind for family in FAMILIES.values() for kind in family.model_types}
 
 
-def _has_queries(block: Block, checkpoint: Checkpoint) -> bool:
+def _has_queries(block: CheckpointBlock, checkpoint: Checkpoint) -> bool:
     """True if the checkpoint holds a query projection of the block, and not just other tensors of the same names."""
     return any(block.tensor(piece.tensor) in checkpoint.tensors for piece in block.names.pieces["q_proj.weight"])
 
@@ -169,7 +170,7 @@ def _model_type(config: Mapping[str, Any]) -> str | None:
     return value
 
 
-def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Iterator[Block]:
+def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Iterator[CheckpointBlock]:
     """The blocks of a checkpoint with the names of a family; the first of its ``blocks`` wins."""
     taken: set[str] = set()
     for names in family.blocks:
@@ -183,7 +184,7 @@ def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) ->
             layer = int(match.groupdict().get("layer") or 0)
             kinds = [word for word in words if word not in {"encoder", "decoder"}] or words  # a text model's encoder
             stack = names.stack or (kinds[-1] if kinds else None)
-            yield Block(family, names, match["path"], layer, names.part, stack, config)
+            yield CheckpointBlock(family, names, match["path"], layer, names.part, stack, config)
 
 
 def lack_of_blocks(checkpoint: Checkpoint) -> str:
@@ -196,7 +197,7 @@ def lack_of_blocks(checkpoint: Checkpoint) -> str:
     return f"{named} of BERT or torch, and it has no config.json with a model_type, which any other family needs"
 
 
-def choose(blocks: list[Block], request: ImportModule) -> Block:
+def choose(blocks: list[CheckpointBlock], request: ImportModule) -> CheckpointBlock:
     """Return the block that a request names.
 
     ``blocks``: at least one. Raises InvalidCheckpoint if no block or several match, InvalidRequest if ``stack`` would
@@ -243,6 +244,6 @@ def _ranges(layers: list[int]) -> str:
     return f"layers {', '.join(map(str, layers[:_LISTED]))}{more}"
 
 
-def _parts(blocks: list[Block]) -> str:
+def _parts(blocks: list[CheckpointBlock]) -> str:
     kinds = {f"{block.stack} {block.part}-attention" if block.stack else f"{block.part}-attention" for block in blocks}
     return " and ".join(sorted(kinds))

@@ -15,7 +15,7 @@ from attention_service.modules.checkpoints.adapter_files import (
     adapter_at,
     base_instead,
 )
-from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, lack_of_blocks
+from attention_service.modules.checkpoints.attention_blocks import CheckpointBlock, blocks_of, lack_of_blocks
 from attention_service.modules.checkpoints.checkpoint_files import (
     OWN_FOLDERS,
     TINY,
@@ -24,7 +24,7 @@ from attention_service.modules.checkpoints.checkpoint_files import (
     open_checkpoint,
     ships,
 )
-from attention_service.modules.checkpoints.gguf_header import GGUF
+from attention_service.modules.checkpoints.forms.gguf.gguf_header import GGUF
 from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
 from attention_service.modules.resident import parameter_bytes
 from attention_service.modules.store_files import reason
@@ -33,21 +33,21 @@ _DEPTH: Final = 4
 """Folders below the repository that are looked through."""
 _LATER_PART: Final = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 """Names of the parts of a divided GGUF file after its first."""
-_MOST: Final = 1000
+_MAX_LISTED: Final = 1000
 """Checkpoints that are listed."""
 
 
 def listed(root: Path) -> CheckpointList:
     """Describe every checkpoint of the model repository in short, by path."""
-    found = []
+    checkpoints = []
     for path in paths(root):
         try:
-            found.append(CheckpointInfo(**described(root, path).model_dump(exclude={"attentions"})))
+            checkpoints.append(CheckpointInfo(**described(root, path).model_dump(exclude={"attentions"})))
         except Exception as fault:  # whatever a folder holds, the others are listed
-            found.append(CheckpointInfo(path=path, bytes=0, problem=unreadable_reason(fault)))
-        if len(found) == _MOST:
+            checkpoints.append(CheckpointInfo(path=path, bytes=0, problem=unreadable_reason(fault)))
+        if len(checkpoints) == _MAX_LISTED:
             break
-    return CheckpointList(checkpoints=found)
+    return CheckpointList(checkpoints=checkpoints)
 
 
 def paths(root: Path) -> Iterator[str]:
@@ -87,10 +87,11 @@ def described(root: Path, path: str) -> CheckpointReply:
         size = 0 if file is None else file.stat().st_size
         return CheckpointReply(path=path, bytes=size, problem=base_instead(root, adapter))
     checkpoint = open_checkpoint(root, path)
-    size = sum(file.stat().st_size for file in {*checkpoint.names.values()})
-    kind = checkpoint.config.get("model_type")
-    model_type = kind[:80] if isinstance(kind, str) else None
+    size = sum(file.stat().st_size for file in checkpoint.files)
+    model_type = None
     try:
+        kind = checkpoint.config.get("model_type")
+        model_type = kind[:80] if isinstance(kind, str) else None
         blocks = blocks_of(checkpoint)
     except InvalidCheckpoint as fault:
         return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=fault.detail)
@@ -111,10 +112,10 @@ def described(root: Path, path: str) -> CheckpointReply:
     )
 
 
-def _attention(checkpoint: Checkpoint, block: Block, *, several: bool) -> CheckpointAttention:
+def _attention(checkpoint: Checkpoint, block: CheckpointBlock, *, several: bool) -> CheckpointAttention:
     part = block.part or "self"
     request = ImportModule(checkpoint=checkpoint.label, layer=block.layer, part=part, stack=block.stack)
-    found = CheckpointAttention(
+    attention = CheckpointAttention(
         name=default_name(checkpoint.label, block.layer, part, block.stack if several else None),
         layer=block.layer,
         part=part,
@@ -122,11 +123,11 @@ def _attention(checkpoint: Checkpoint, block: Block, *, several: bool) -> Checkp
     )
     try:
         if missing := missing_fields(checkpoint, block):
-            return found.model_copy(update={"missing": missing})
+            return attention.model_copy(update={"missing": missing})
         plan = plan_block(checkpoint, block, request)
     except InvalidRequest as fault:  # InvalidCheckpoint among them
-        return found.model_copy(update={"problem": fault.detail})
+        return attention.model_copy(update={"problem": fault.detail})
     size = parameter_bytes(plan.config)
-    return found.model_copy(
+    return attention.model_copy(
         update={"config": plan.config, "bytes": size, "tensors": plan.tensors, "ignored": plan.source.ignored}
     )

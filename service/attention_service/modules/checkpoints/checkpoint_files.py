@@ -3,10 +3,11 @@
 A checkpoint is a folder with ``*.safetensors`` files, listed by a ``*.safetensors.index.json`` or not, or one such
 file; a ``config.json`` beside the tensors describes them. Only what lies inside the model repository is read, after
 symbolic links are followed; what lies outside is answered like what does not exist, and so are the folders in which the
-server keeps modules, recordings and lenses. Beside them there is the checkpoint that ships with the server.
+server keeps modules, recordings, lenses, probes and vectors. Beside them there is the checkpoint that ships with the
+server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,21 +19,22 @@ from torch import Tensor
 
 import attention_service
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
-from attention_service.modules.checkpoints.forms.quantized_form import Headers, QuantizedForm, StoredHeader
-from attention_service.modules.checkpoints.gguf_header import GGUF
+from attention_service.modules.checkpoints.forms import FORMS
+from attention_service.modules.checkpoints.forms.form import Form, Part, Stored, StoredHeader, unreadable
+from attention_service.modules.checkpoints.forms.gguf.gguf_header import GGUF
 from attention_service.modules.checkpoints.json_objects import UnreadableJson, read_object
-from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
-from attention_service.modules.store_files import open_tensors, reason
+from attention_service.modules.store_files import open_tensors
 
-_DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIX: Final = ".safetensors"
 SINGLE: Final = "model.safetensors"
 _INDEX: Final = ".safetensors.index.json"
 MAIN_INDEX: Final = f"model{_INDEX}"
 """The index that transformers reads."""
 _OTHER_FORMATS: Final = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
+_PICKLED: Final = {".bin", ".ckpt", ".pt", ".pth"}
+"""Formats that ``attention convert`` reads."""
 OUTSIDE: Final = "link, and not to a file inside the model repository; put the file in its place"
-OWN_FOLDERS: Final = ("modules", "recordings", "lenses")
+OWN_FOLDERS: Final = ("modules", "recordings", "lenses", "probes", "vectors")
 """Folders of the model repository with what the server keeps, which are no checkpoints."""
 TINY: Final = "tiny"
 """The path of the checkpoint that ships with the server. One of this path in the model repository goes before it."""
@@ -47,15 +49,6 @@ _JSON_BYTES: Final = 2**26
 
 
 @dataclass(frozen=True)
-class Header:
-    """The header entry of one tensor."""
-
-    dtype: str
-    """The wire's name."""
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint."""
 
@@ -63,79 +56,55 @@ class Checkpoint:
     """Its path inside the repository, the same however it is asked for."""
     label: str
     """Name of its folder, or of its file without the ending."""
-    config: Mapping[str, Any]
-    """config.json; empty where there is none."""
-    names: Mapping[str, Path]
-    """The file of every tensor."""
+    stored: Stored
+    """Its files."""
 
     @cached_property
-    def form(self) -> QuantizedForm | None:
-        """The form in which weights are quantized; None if they are not, or in one that is not read."""
-        stated = quantization_of(self.config)
-        found = form_of(stated) if isinstance(stated, Mapping) else ""
-        return None if isinstance(found, str) else found
+    def form(self) -> Form:
+        """The files as their form reads them. Raises InvalidCheckpoint."""
+        readings = (reader.read(self.stored) for reader in FORMS)
+        return next(form for form in readings if form is not None)
 
-    @cached_property
-    def packed(self) -> Mapping[str, str]:
-        """The weights that are unpacked when they are read, and the prefix of the module of each."""
-        return {} if self.form is None else self.form.weights(self.headers)
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The entries of its config.json in transformers; empty where there is none."""
+        return self.form.facts.config
 
-    @cached_property
-    def headers(self) -> Headers:
-        """The dtype and shape of every tensor, as its file has them. Raises InvalidCheckpoint."""
-        found: dict[str, StoredHeader] = {}
-        for place in {*self.names.values()}:
-            try:
-                with open_tensors(place) as file:
-                    for name in file.keys():  # noqa: SIM118  # it is no mapping
-                        if self.names.get(name) == place:
-                            part = file.get_slice(name)
-                            found[name] = StoredHeader(part.get_dtype(), tuple(part.get_shape()))
-            except (SafetensorError, OSError) as fault:
-                raise _unreadable(place, fault) from fault
-        return found
+    @property
+    def tensors(self) -> Mapping[str, Part]:
+        """Its tensors, by their names in transformers."""
+        return self.form.tensors
 
-    @cached_property
-    def tensors(self) -> Mapping[str, Path]:
-        """The file of every tensor, with one weight in the place of the parts that it is unpacked from."""
-        if self.form is None:
-            return self.names
-        hidden = self.form.hidden(self.packed)
-        plain = {name: file for name, file in self.names.items() if name not in hidden}
-        return plain | {name: self.names[prefix + self.form.main] for name, prefix in self.packed.items()}
+    @property
+    def files(self) -> list[Path]:
+        """Its files with tensors."""
+        return [*{*self.stored.names.values()}] or [self.stored.place]
 
-    def unpacked_bytes(self, form: QuantizedForm) -> int:
-        """Bytes of all tensors as float32. Raises InvalidCheckpoint, also for a weight that lacks one of its parts."""
-        form.check_all(self.headers)
-        plain = sum(prod(self.headers[name].shape) for name in self.tensors.keys() - self.packed.keys())
-        packed = (prod(form.shape(prefix, self.headers, self._read)) for prefix in self.packed.values())
-        return 4 * (plain + sum(packed))
+    def check_layers(self) -> None:
+        """Raise InvalidCheckpoint if no layer of its form can be imported."""
+        if self.form.layerless is not None:
+            raise InvalidCheckpoint.at("checkpoint", self.form.layerless)
 
-    def header(self, tensor: str) -> Header:
-        """Dtype and shape of a tensor, unpacked. Raises InvalidCheckpoint for one that is no float, or lacks parts."""
-        if self.form is not None and (prefix := self.packed.get(tensor)) is not None:
-            self.form.check(prefix, self.headers)
-            return Header("float32", tuple(self.form.shape(prefix, self.headers, self._read)))
-        code, shape = self.headers[tensor]
-        if code not in _DTYPES:
-            raise InvalidCheckpoint(
-                f"{tensor} has dtype {code}; expected one of {', '.join(_DTYPES)}", param="checkpoint"
-            )
-        return Header(_DTYPES[code], shape)
+    def are_packed(self, tensors: Iterable[str]) -> bool:
+        """True if some tensors are unpacked when they are read."""
+        return any(self.tensors[name].shape is not None for name in tensors)
+
+    def unpacked_bytes(self) -> int:
+        """Bytes of all tensors of files of packed numbers. Raises InvalidCheckpoint, also for one that lacks a part."""
+        if self.form.facts.bytes is not None:
+            return self.form.facts.bytes
+        self.form.check()
+        headers = self.stored.headers
+        parts = self.form.tensors.values()
+        return 4 * sum(prod(headers[each.names[0]].shape if each.shape is None else each.shape()) for each in parts)
+
+    def header(self, tensor: str) -> StoredHeader:
+        """Dtype, by the wire's name, and shape of a tensor. Raises InvalidCheckpoint, also for one that is no float."""
+        return self.tensors[tensor].header(tensor, self.stored.headers)
 
     def read(self, tensor: str) -> Tensor:
         """A tensor, unpacked if it is quantized. Raises InvalidCheckpoint."""
-        if self.form is not None and (prefix := self.packed.get(tensor)) is not None:
-            return self.form.unpack(prefix, self._read)
-        return self._read(tensor)
-
-    def _read(self, tensor: str) -> Tensor:
-        try:
-            with open_tensors(self.names[tensor]) as file:
-                value: Tensor = file.get_tensor(tensor)
-                return value
-        except (SafetensorError, OSError) as fault:
-            raise _unreadable(self.names[tensor], fault) from fault
+        return self.tensors[tensor].read(self.stored.read)
 
 
 def ships(root: Path) -> bool:
@@ -156,24 +125,32 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
     top, path = located(root, checkpoint)
     place = inside(top, top, path)
     if (file := gguf_file(root, checkpoint)) is not None:
-        raise InvalidCheckpoint.at(
-            "checkpoint",
-            f"{file.name} is a GGUF file, of which layers cannot be imported as modules; ask the whole model "
-            "(POST /v1/models), or convert it to safetensors",
-        )
+        return Checkpoint(checkpoint.strip("/"), file.stem, Stored(file, {}, {}))
     if place is None or not (place.is_dir() or (place.is_file() and place.suffix == _SUFFIX)):
         raise CheckpointNotFound(
             f"the model repository holds no checkpoint {checkpoint[:128]!r}; expected the path, inside it, of a folder "
             f"with {_SUFFIX} files or of one such file",
             param="checkpoint",
         )
-    folder = place if place.is_dir() else place.parent
-    config = _read_json(top, folder, "config.json") or {}
-    files = _tensor_files(top, place, config.get("transformers_weights"))
     shipped = top is _PACKAGE
-    name = TINY if shipped else "checkpoint" if place == top.resolve() else folder.name
+    name = TINY if shipped else "checkpoint" if place == top.resolve() else place.name
     label = name if place.is_dir() else place.stem
-    return Checkpoint(TINY if shipped else place.relative_to(top.resolve()).as_posix(), label, config, files)
+    return Checkpoint(TINY if shipped else place.relative_to(top.resolve()).as_posix(), label, _stored(top, place))
+
+
+def opened(place: Path) -> Checkpoint:
+    """The checkpoint in a folder, or a GGUF file, that was found before; its links may lead anywhere.
+
+    Raises InvalidCheckpoint.
+    """
+    is_file = place.suffix == GGUF and place.is_file()
+    return Checkpoint(place.name, place.name, Stored(place, {}, {}) if is_file else _stored(None, place.resolve()))
+
+
+def _stored(root: Path | None, place: Path) -> Stored:
+    """The files of a checkpoint. ``root``: the repository, out of which no link is followed; None for none."""
+    config = _read_json(root, place if place.is_dir() else place.parent, "config.json") or {}
+    return Stored(place, config, _tensor_files(root, place, config.get("transformers_weights")))
 
 
 def gguf_file(root: Path, checkpoint: str) -> Path | None:
@@ -213,18 +190,23 @@ def check_fetched(root: Path, folder: Path) -> None:
         _names_in(_shard(root, file.parent, file.name))
 
 
-def inside(root: Path, folder: Path, path: str) -> Path | None:
-    """The place of a path, if it exists and lies inside the repository, but not in a folder of the server's own."""
+def inside(root: Path | None, folder: Path, path: str) -> Path | None:
+    """The place of a path, if it exists and lies inside the repository, but not in a folder of the server's own.
+
+    ``root``: None for any place.
+    """
     try:
         place = (folder / path).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):  # missing; a null character; a loop of links
         return None
+    if root is None:
+        return place
     top = root.resolve()
     own = any(place.is_relative_to((top / name).resolve()) for name in OWN_FOLDERS)
     return place if place.is_relative_to(top) and not own else None
 
 
-def _tensor_files(root: Path, place: Path, named: object) -> dict[str, Path]:
+def _tensor_files(root: Path | None, place: Path, named: object) -> dict[str, Path]:
     """The file of each tensor, found as transformers does; ``named``: what config.json says of it."""
     if place.is_file():
         return _tensors_of(root, place.parent, [place.name])
@@ -242,7 +224,7 @@ def _tensor_files(root: Path, place: Path, named: object) -> dict[str, Path]:
     return _tensors_of(root, place, sorted(entry.name for entry in place.glob(f"*{_SUFFIX}")))
 
 
-def _tensors_of(root: Path, folder: Path, files: list[str]) -> dict[str, Path]:
+def _tensors_of(root: Path | None, folder: Path, files: list[str]) -> dict[str, Path]:
     tensors: dict[str, Path] = {}
     for name in files:
         file = _shard(root, folder, name)
@@ -258,22 +240,25 @@ def _tensors_of(root: Path, folder: Path, files: list[str]) -> dict[str, Path]:
     return _some(tensors, ", ".join(files[:3]))
 
 
-def _lack_of_tensors(root: Path, folder: Path) -> str:
+def _lack_of_tensors(root: Path | None, folder: Path) -> str:
     """The reason for which a folder without safetensors files is no checkpoint: what it holds instead."""
     missing = f"the folder holds no {_SUFFIX} file"
     entries = sorted(folder.iterdir())
     if others := sorted(_OTHER_FORMATS & {entry.suffix for entry in entries}):
-        return f"{missing} (only {', '.join(others)}); other formats are not read: convert the checkpoint"
+        if _PICKLED.isdisjoint(others):
+            return f"{missing} (only {', '.join(others)}); other formats are not read: convert the checkpoint"
+        return f"{missing} (only {', '.join(others)}), and nothing is unpickled: run attention convert FOLDER OUT"
     below = [entry for entry in entries if entry.is_dir() and any(entry.glob(f"*{_SUFFIX}"))]
     if below:
-        return f"{missing} itself; name a folder in it, such as {below[0].relative_to(root.resolve()).as_posix()}"
+        top = (root or folder).resolve()
+        return f"{missing} itself; name a folder in it, such as {below[0].relative_to(top).as_posix()}"
     if not entries:
         return f"{missing}: it is empty"
     names = ", ".join(entry.name[:64] for entry in entries[:_LISTED]) + (" …" if len(entries) > _LISTED else "")
     return f"{missing}, only {names}; put the file with the tensors beside {'it' if len(entries) == 1 else 'them'}"
 
 
-def _indexed(root: Path, folder: Path, index: str) -> dict[str, Path]:
+def _indexed(root: Path | None, folder: Path, index: str) -> dict[str, Path]:
     listed = (_read_json(root, folder, index) or {}).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
         raise InvalidCheckpoint(f"{index} has no weight_map from tensors to files", param="checkpoint")
@@ -288,7 +273,7 @@ def _some(tensors: dict[str, Path], source: str) -> dict[str, Path]:
     return tensors
 
 
-def _shard(root: Path, folder: Path, name: str, source: str = "the checkpoint") -> Path:
+def _shard(root: Path | None, folder: Path, name: str, source: str = "the checkpoint") -> Path:
     """A file with tensors, by the name that an index or config.json gives it. ``source``: which of them."""
     if not name.endswith(_SUFFIX):  # whatever else a file holds, it is not opened
         raise InvalidCheckpoint(
@@ -307,10 +292,10 @@ def _names_in(file: Path) -> list[str]:
         with open_tensors(file) as tensors:
             return list(tensors.keys())
     except (SafetensorError, OSError) as fault:
-        raise _unreadable(file, fault) from fault
+        raise unreadable(file, fault) from fault
 
 
-def _read_json(root: Path, folder: Path, name: str) -> dict[str, Any] | None:
+def _read_json(root: Path | None, folder: Path, name: str) -> dict[str, Any] | None:
     """A JSON object beside the tensors; None where there is no such file."""
     file = inside(root, folder, name)
     if file is None:
@@ -319,7 +304,3 @@ def _read_json(root: Path, folder: Path, name: str) -> dict[str, Any] | None:
         return read_object(file, _JSON_BYTES)
     except UnreadableJson as why:
         raise InvalidCheckpoint(f"{name} of the checkpoint {why}", param="checkpoint") from why
-
-
-def _unreadable(file: Path, fault: Exception) -> InvalidCheckpoint:
-    return InvalidCheckpoint(f"{file.name} is not a readable safetensors file: {reason(fault)}", param="checkpoint")

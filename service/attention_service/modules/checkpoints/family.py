@@ -70,7 +70,7 @@ class BlockNames:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionDescription:
     """One attention block, described: what it computes, and its heads."""
 
     spec: AttentionSpec
@@ -120,8 +120,8 @@ class Entries:
 
     def object(self, name: str) -> "Entries":
         """The entries of an object in the config; none where there is no such object."""
-        found = self._checked((name,), {}, lambda value: isinstance(value, Mapping), "an object")
-        return replace(self, config=found)
+        entries = self._checked((name,), {}, lambda value: isinstance(value, Mapping), "an object")
+        return replace(self, config=entries)
 
     def flag(self, *names: str, default: bool) -> bool:
         """A boolean. Raises InvalidCheckpoint where the entry is something else."""
@@ -169,14 +169,14 @@ class Family:
     model_types: frozenset[str]
     """The ``model_type`` values of config.json that compute this attention; empty if names alone tell the family."""
     blocks: tuple[BlockNames, ...]
-    describe: Callable[[Entries], Attention]
+    describe: Callable[[Entries], AttentionDescription]
     without_config: bool = False
     """True if the tensor names identify the family where config.json states no model_type."""
     own_causal_mask: bool = False
     """True if its class makes the causal mask itself, and not the function of transformers that reads ``is_causal``."""
 
 
-def described(family: Family, entries: Entries) -> Attention:
+def described(family: Family, entries: Entries) -> AttentionDescription:
     """Describe a block. Raises InvalidCheckpoint where an entry has a value that no spec can have."""
     entries.must_be("per_layer_config", {})  # entries of single layers, which transformers has for every class
     try:

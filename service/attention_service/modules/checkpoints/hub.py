@@ -180,8 +180,8 @@ def _download(
     constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
     constants.HF_HUB_DISABLE_XET = True  # its downloads cannot be stopped from Python
     with _faults_of_hub(repository, revision):
-        found = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
-    files = [file for file in found.siblings or [] if any(fnmatch(file.rfilename, each) for each in PATTERNS)]
+        repository_info = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+    files = [file for file in repository_info.siblings or [] if any(fnmatch(file.rfilename, each) for each in PATTERNS)]
     for name in (file.rfilename for file in files):
         if Path(name).is_absolute() or not {".", "..", ""}.isdisjoint(name.split("/")) or "\0" in name:
             raise InvalidCheckpoint(
@@ -192,7 +192,7 @@ def _download(
         raise InvalidCheckpoint(
             f"{repository} has no safetensors file; other formats are not read: convert it", param="repository"
         )
-    progress.revision, progress.total_files = found.sha, len(files)
+    progress.revision, progress.total_files = repository_info.sha, len(files)
     progress.total_bytes = need = sum(file.size or 0 for file in files)
     with claims.held(progress, partial(_check_size, repository, need, limit, folder)):
         for file in files:
@@ -200,7 +200,7 @@ def _download(
             progress.add(0)
             with _faults_of_hub(repository, revision):
                 huggingface_hub.hf_hub_download(
-                    repository, file.rfilename, revision=found.sha, local_dir=folder,
+                    repository, file.rfilename, revision=repository_info.sha, local_dir=folder,
                     tqdm_class=_bar(progress, before + (file.size or 0), file.rfilename),
                 )  # fmt: skip
             progress.add(before + (file.size or 0) - progress.bytes)
@@ -253,11 +253,11 @@ def _check_hash(repository: str, path: Path, listed: Any) -> None:
     """Raise InvalidCheckpoint unless a file has the hash of the hub's list: SHA-256, of a small file git's SHA-1."""
     with path.open("rb") as file:
         if listed.lfs is not None:
-            found, expected = hashlib.file_digest(file, "sha256"), listed.lfs.sha256
+            digest, expected = hashlib.file_digest(file, "sha256"), listed.lfs.sha256
         else:
-            found, expected = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False), listed.blob_id
-            found.update(file.read())
-    if found.hexdigest() != expected:
+            digest, expected = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False), listed.blob_id
+            digest.update(file.read())
+    if digest.hexdigest() != expected:
         raise InvalidCheckpoint(
             f"{listed.rfilename} of {repository} came damaged: its hash is not the one that the hub states; fetch it "
             "again",

@@ -19,18 +19,24 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.methods import check_spec
 from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.modules.checkpoints.adapter_files import AdapterFiles, adapter_at, base_instead
+from attention_service.modules.checkpoints.adapter_files import (
+    ADAPTER_TENSORS,
+    AdapterFiles,
+    adapter_at,
+    adapter_beside,
+    base_instead,
+)
 from attention_service.modules.checkpoints.attention_blocks import (
-    Block,
+    CheckpointBlock,
     blocks_of,
     check_quantization,
     choose,
     lack_of_blocks,
 )
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, folder_of, open_checkpoint
-from attention_service.modules.checkpoints.cuts import Heads
+from attention_service.modules.checkpoints.cuts import HeadSizes
 from attention_service.modules.checkpoints.families.biases import BIASES
-from attention_service.modules.checkpoints.family import Attention, Entries, Part, Piece, described
+from attention_service.modules.checkpoints.family import AttentionDescription, Entries, Part, Piece, described
 from attention_service.modules.resident import biases_in, check_shapes, complete
 
 _WEIGHTS = tuple(f"{role}_proj.weight" for role in "qkvo")
@@ -40,7 +46,7 @@ _COMPANIONS = (("bias_k", "bias_v"), ("bias_v", "bias_k"))
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImportPlan:
     """An import, decided from names, shapes and config.json."""
 
     name: str
@@ -50,7 +56,7 @@ class Plan:
     _checkpoint: Checkpoint
     _pieces: Mapping[str, Piece]
     """The tensors, by their full names, that hold each parameter."""
-    _heads: Heads
+    _heads: HeadSizes
     _adapter: AdapterFiles | None = None
 
     @property
@@ -63,7 +69,7 @@ class Plan:
         try:
             pieces = self._pieces.items()
             stored = {each.tensor: self._checkpoint.read(each.tensor) for _, each in pieces}
-            if not self._checkpoint.packed.keys().isdisjoint(stored):
+            if self._checkpoint.are_packed(stored):
                 stored = {name: value.float() for name, value in stored.items()}  # biases may be of another dtype
             if self._adapter is not None:
                 stored = self._adapter.merged(stored)
@@ -93,7 +99,7 @@ def _copied(cut: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def plan(root: Path, request: ImportModule) -> Plan:
+def plan(root: Path, request: ImportModule) -> ImportPlan:
     """Decide an import from headers alone; allocate nothing.
 
     Raises CheckpointNotFound, InvalidCheckpoint where no such layer can be read, and InvalidRequest where the request
@@ -105,22 +111,34 @@ def plan(root: Path, request: ImportModule) -> Plan:
     blocks = blocks_of(checkpoint)
     if not blocks:
         raise InvalidCheckpoint.at("checkpoint", lack_of_blocks(checkpoint))
-    found = plan_block(checkpoint, choose(blocks, request), request)
-    return found if request.adapter is None else _adapted(root, found, checkpoint, request)
+    import_plan = plan_block(checkpoint, choose(blocks, request), request)
+    if request.adapter is not None:
+        return _adapted(root, import_plan, checkpoint, request)
+    beside = adapter_beside(root, request.checkpoint)
+    return import_plan if beside is None else _without_adapter(root, import_plan, beside)
 
 
-def _adapted(root: Path, found: Plan, checkpoint: Checkpoint, request: ImportModule) -> Plan:
+def _without_adapter(root: Path, import_plan: ImportPlan, folder: Path) -> ImportPlan:
+    """The import of a layer beside which an adapter lies, and the reply says so."""
+    path = folder.relative_to(root.resolve()).as_posix()
+    left_out = f'{ADAPTER_TENSORS} (an adapter beside its base; "adapter": "{path}" merges it)'
+    return replace(
+        import_plan, source=import_plan.source.model_copy(update={"ignored": [*import_plan.source.ignored, left_out]})
+    )
+
+
+def _adapted(root: Path, import_plan: ImportPlan, checkpoint: Checkpoint, request: ImportModule) -> ImportPlan:
     """The import of a layer with an adapter. Raises CheckpointNotFound and InvalidCheckpoint."""
     path = (request.adapter or "").strip("/")
     adapter = AdapterFiles.open(folder_of(root, path), root)
     adapter.check()
     label = f"{checkpoint.label}-{Path(path).name}"
     name = request.name or default_name(label, request.layer, request.part, request.stack)
-    source = found.source.model_copy(update={"adapter": path})
-    return replace(found, name=name, source=source, _adapter=adapter)
+    source = import_plan.source.model_copy(update={"adapter": path})
+    return replace(import_plan, name=name, source=source, _adapter=adapter)
 
 
-def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> Plan:
+def plan_block(checkpoint: Checkpoint, block: CheckpointBlock, request: ImportModule) -> ImportPlan:
     """Decide the import of one block of an opened checkpoint. Raises as ``plan`` does."""
     part = block.part or request.part
     pieces, ignored = _as_stated(checkpoint, block, part)
@@ -128,7 +146,7 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
     spec = _overlaid(attention, request)
     heads, config = _config(pieces, attention, spec, checkpoint, request)
     pieces = {name: piece for name, piece in pieces.items() if name in parameter_shapes(Sizes.of(config))}
-    return Plan(
+    return ImportPlan(
         name=request.name or default_name(checkpoint.label, request.layer, part, request.stack),
         config=config,
         source=Source(
@@ -148,11 +166,11 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
 
 def _form(checkpoint: Checkpoint, pieces: Mapping[str, Piece]) -> str | None:
     """The form that some weights of a block are unpacked from."""
-    unpacked = any(piece.tensor in checkpoint.packed for piece in pieces.values())
-    return checkpoint.form.label if unpacked and checkpoint.form is not None else None
+    packed = checkpoint.are_packed(piece.tensor for piece in pieces.values())
+    return checkpoint.form.facts.packed if packed else None
 
 
-def missing_fields(checkpoint: Checkpoint, block: Block) -> list[str]:
+def missing_fields(checkpoint: Checkpoint, block: CheckpointBlock) -> list[str]:
     """The fields that an import of a block must give, since the checkpoint does not tell them.
 
     Raises InvalidCheckpoint for a block that cannot be imported.
@@ -164,15 +182,15 @@ def missing_fields(checkpoint: Checkpoint, block: Block) -> list[str]:
     return heads + [f"spec.{field}" for field in attention.unknown]
 
 
-def _described(block: Block, part: Part, pieces: Mapping[str, Piece]) -> Attention:
+def _described(block: CheckpointBlock, part: Part, pieces: Mapping[str, Piece]) -> AttentionDescription:
     return described(block.family, _entries(block, part, pieces))
 
 
-def _entries(block: Block, part: Part, pieces: Mapping[str, Piece]) -> Entries:
+def _entries(block: CheckpointBlock, part: Part, pieces: Mapping[str, Piece]) -> Entries:
     return Entries(block.config, block.layer, part, block.stack, frozenset(pieces))
 
 
-def _as_stated(checkpoint: Checkpoint, block: Block, part: Part) -> tuple[dict[str, Piece], list[str]]:
+def _as_stated(checkpoint: Checkpoint, block: CheckpointBlock, part: Part) -> tuple[dict[str, Piece], list[str]]:
     """The pieces of a block without biases that config.json denies, and the names of those.
 
     Transformers ignores them as well.
@@ -213,7 +231,7 @@ def default_name(label: str, layer: int, part: Part = "self", stack: str | None 
 # ── what it computes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _overlaid(attention: Attention, request: ImportModule) -> AttentionSpec:
+def _overlaid(attention: AttentionDescription, request: ImportModule) -> AttentionSpec:
     """The spec of the checkpoint, with the request's fields in place of its own.
 
     Raises InvalidRequest where a field that neither of them says would change the numbers.
@@ -235,7 +253,7 @@ def _overlaid(attention: Attention, request: ImportModule) -> AttentionSpec:
     return spec
 
 
-def _counted(attention: Attention, request: ImportModule) -> Attention:
+def _counted(attention: AttentionDescription, request: ImportModule) -> AttentionDescription:
     """The attention with the number of its heads, which the checkpoint, the request or both say."""
     config_heads = attention.heads if isinstance(attention.heads, int) and attention.heads > 0 else None
     heads = config_heads if request.num_heads is None else request.num_heads
@@ -257,7 +275,7 @@ def _counted(attention: Attention, request: ImportModule) -> Attention:
 # ── its tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _pieces(block: Block, checkpoint: Checkpoint) -> dict[str, Piece]:
+def _pieces(block: CheckpointBlock, checkpoint: Checkpoint) -> dict[str, Piece]:
     """The tensors, by their full names, that hold each parameter."""
     for tensor, meaning in block.names.unsupported.items():
         if block.tensor(tensor) in checkpoint.tensors:
@@ -281,11 +299,11 @@ def _pieces(block: Block, checkpoint: Checkpoint) -> dict[str, Piece]:
 
 def _config(
     pieces: Mapping[str, Piece],
-    attention: Attention,
+    attention: AttentionDescription,
     spec: AttentionSpec,
     checkpoint: Checkpoint,
     request: ImportModule,
-) -> tuple[Heads, ModuleConfig]:
+) -> tuple[HeadSizes, ModuleConfig]:
     """The heads and the complete config that the shapes amount to. Shapes as in the table of parameters of a module."""
     headers = {parameter: checkpoint.header(piece.tensor) for parameter, piece in pieces.items()}
     dtypes = sorted({header.dtype for header in headers.values()})
@@ -302,7 +320,7 @@ def _config(
     width = attention.head_dim or 1
     latent = attention.latent
     shared = 0 if latent is None else latent.shared
-    heads = Heads(count, attention.kv_heads or count, width, attention.value_dim or width, shared)
+    heads = HeadSizes(count, attention.kv_heads or count, width, attention.value_dim or width, shared)
     shapes = {}
     for parameter, piece in pieces.items():
         stored = headers[parameter].shape

@@ -11,6 +11,8 @@ _DEEPEST: Final = 64
 """Levels of lists and objects in each other."""
 _DIGITS: Final = 300
 """The most digits of an integer: a float holds what has as many."""
+_INDEX_DIGITS: Final = 9
+"""The most digits of a key that is a number."""
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half a character outside of Unicode's first plane. Alone it is no text, and cannot be sent."""
 
@@ -44,6 +46,11 @@ def json_object(content: bytes) -> dict[str, Any]:
         except UnicodeEncodeError:
             raise UnreadableJson("has a text with half a character (a surrogate alone)") from None
     return value
+
+
+def index_of(key: str) -> int | None:
+    """The number that a key of an object stands for; None for any other text."""
+    return int(key) if key.isascii() and key.isdecimal() and len(key) <= _INDEX_DIGITS else None
 
 
 def _integer(digits: str) -> int | float:

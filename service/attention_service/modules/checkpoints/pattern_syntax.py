@@ -86,10 +86,10 @@ class _Reader:
 
     def read(self) -> Node:
         """Return the whole pattern. Raises Unread."""
-        found = self._choice(0)
+        node = self._choice(0)
         if self._at < len(self._text):
             raise Unread("has a ) without its (")
-        return found
+        return node
 
     def _takes(self, wanted: str) -> bool:
         """True if the text goes on with this, which is then taken."""
@@ -139,10 +139,10 @@ class _Reader:
                     raise Unread("has a group whose name has other characters than letters and digits")
         elif not self._takes("?:") and self._takes("?"):
             raise Unread(f"has (?{self._text[self._at : self._at + 1]}, which is not read")
-        found = self._choice(depth + 1)
+        node = self._choice(depth + 1)
         if self._next() != ")":
             raise Unread("has a ( without its )")
-        return found
+        return node
 
     def _escaped(self) -> Node:
         character = self._next()

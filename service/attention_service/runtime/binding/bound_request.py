@@ -11,7 +11,7 @@ from attention_contract.errors import InvalidTensor, ShapeMismatch
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.kv_cache.past import Cached
 from attention_service.core.multihead import Sizes
-from attention_service.cost.attention import Attention
+from attention_service.cost.attention import SizedAttention
 from attention_service.modules.resident import Module
 
 _MAX_EMPTY = 2**22
@@ -20,7 +20,7 @@ masks and statistics of its sizes would cost memory."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class QueryLayout:
     """Dimensions that the query omits, which the reply omits too."""
 
     batched: bool = True
@@ -31,7 +31,7 @@ class Layout:
 
 
 @dataclass(eq=False, kw_only=True)  # not frozen: that takes four times as long to make
-class BoundRequest(Attention):
+class BoundRequest(SizedAttention):
     """One attention with its sizes known and its arrays batched. Nothing changes it once it is made.
 
     It is the only description of an attention: kernels and the cost model read it, and what it would hold is found with
@@ -39,7 +39,7 @@ class BoundRequest(Attention):
     """
 
     module: Module | None
-    layout: Layout
+    layout: QueryLayout
     reply_dtype: str
     """Dtype of the reply: the query's, if it states one."""
     value_is: str
@@ -98,14 +98,14 @@ def common_dtype(arrays: Mapping[str, Array]) -> str:
     return next(iter(named.values()), "float32")
 
 
-def widened(array: Array, layout: Layout) -> Array:
+def widened(array: Array, layout: QueryLayout) -> Array:
     """Return a tensor of the query's rank with the dimensions that the query's layout omits."""
     if not layout.batched:
         array = array[None]
     return array if layout.headed else array[:, None]
 
 
-def strip(value: Tensor, layout: Layout, *, heads_axis: bool) -> Tensor:
+def strip(value: Tensor, layout: QueryLayout, *, heads_axis: bool) -> Tensor:
     """Remove from a batched result the dimensions that the query's layout omits."""
     if not layout.headed and heads_axis:
         value = value[:, 0]

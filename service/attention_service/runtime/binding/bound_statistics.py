@@ -20,23 +20,20 @@ from attention_contract.tensors import Array
 from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
     DEFAULT_STATISTICS,
+    OF_SOME,
     PAIR_STATISTICS,
+    PAIRS,
     SIGNED_STATISTICS,
     TOKEN_STATISTICS,
     StatisticInputs,
 )
 from attention_service.core.tensors import to_device
+from attention_service.runtime.binding.bound_pairs import BoundPairs, TextTokens, bind_pairs, check_pairs_asked
 from attention_service.runtime.binding.bound_request import wrong_shape
 
 _AT = "statistic_options"
 _BY_TEXT: Final = ("tokens", "query_tokens", "needle", "next_tokens")
 """The inputs with a row for each text."""
-_LACKING: Final = {
-    "sink_mass": "a softmax with learned sinks",
-    "chosen_share": "a layer of a whole model whose indexer chooses keys",
-    "retrieval": "a needle in a text and the whole answer to it, which a request for weights takes",
-}
-"""The needs of statistics that only some attentions have."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ class BoundStatistics:
     """``[B]``: the first key that is no padding; None for key 0."""
     key_positions: NDArray[np.float64] | None = None
     """``[K]``: the positions of keys that are not all tokens of the queries' text; NaN for none, None for j."""
-    learned_sinks: bool = False
-    """True for weights of a softmax with learned sinks."""
+    able: frozenset[str] = frozenset()
+    """The statistics of ``OF_SOME`` that the attention has."""
     needle: NDArray[np.bool_] | None = None
     """``[B, K]``"""
     next_tokens: NDArray[np.int64] | None = None
@@ -66,6 +63,9 @@ class BoundStatistics:
     """True for statistics of the shares |w| / Σ|w|."""
     implicit: bool = False
     """True for weights that may be negative."""
+    pairs: BoundPairs | None = None
+    corrected: bool = False
+    """True for w + wᵀ with the average product correction."""
 
     def repeated(self, times: int) -> "BoundStatistics":
         """Return those of a batch that is so many times this one."""
@@ -75,7 +75,8 @@ class BoundStatistics:
         arrays: dict[str, Any] = {name: np.tile(x, (times, 1)) for name, x in rows.items() if x is not None}
         classes = tuple((name, np.tile(x, (times, 1))) for name, x in self.classes)
         starts = None if self.starts is None else np.tile(self.starts, times)
-        return replace(self, classes=classes, starts=starts, **arrays)
+        pairs = None if self.pairs is None else self.pairs.repeated(times)
+        return replace(self, classes=classes, starts=starts, pairs=pairs, **arrays)
 
     def inputs(self, device: torch.device, positions: torch.Tensor) -> StatisticInputs:
         """Copy them to the device. ``positions [B, Q]`` of the queries name their tokens if the request does not."""
@@ -91,8 +92,9 @@ class BoundStatistics:
             following = _tokens_at(tokens, positions + 1)
         return StatisticInputs(
             self.window, self.sinks, tokens, queries, classes, placed(self.starts), placed(self.key_positions),
-            learned_sinks=self.learned_sinks, absolute=self.absolute,
+            able=self.able, absolute=self.absolute,
             needle=placed(self.needle), next_tokens=following,
+            pairs=None if self.pairs is None else self.pairs.on(device),
         )  # fmt: skip
 
 
@@ -103,27 +105,35 @@ def bind_statistics(
     batch: int,
     queries: int,
     keys: int,
-    learned_sinks: bool = False,
+    able: frozenset[str] = frozenset(),
     normalize: Normalization | None = None,
     implicit: bool = False,
+    same_tokens: bool = False,
+    texts: Sequence[TextTokens] | None = None,
+    where: str = "",
 ) -> BoundStatistics:
     """Check the options of these statistics against the sizes.
 
-    ``implicit``: the weights may be negative. Raises InvalidRequest for token ids or classes that are missing and for
-    statistics that need a distribution, and ShapeMismatch.
+    ``able``: those of ``OF_SOME`` that the attention has; ``implicit``: the weights may be negative; ``same_tokens``:
+    query i and key i are the same token; ``texts``: the tokens of each text, where not all are; ``where``: the
+    layer, for errors.
+
+    Raises InvalidRequest for token ids or classes that are missing, for statistics that need a distribution, for pairs
+    out of range and for a correction that there is not, and ShapeMismatch.
     """
-    signed = implicit and normalize is None
+    corrected = normalize == "apc"
+    if corrected and (implicit or not same_tokens):
+        why = "the weights are implicit" if implicit else "queries and keys are not the same tokens"
+        raise InvalidRequest.at(
+            "normalize", f"apc adds the transpose of the weights, and {why}{where}; leave it out, or the layer"
+        )
+    signed = corrected or (implicit and normalize is None)
     default = (
         DEFAULT_STATISTICS if not signed else tuple(each for each in DEFAULT_STATISTICS if each in SIGNED_STATISTICS)
     )
     chosen = default if names is None else tuple(dict.fromkeys(names))
-    for index, name in enumerate(names or ()):
-        if signed and name not in SIGNED_STATISTICS:
-            raise InvalidRequest.at(
-                f"statistics.{index}",
-                f"{name} needs a distribution, and these weights are implicit: they may be negative and need not sum "
-                'to one; send "normalize": "absolute" for shares of |w|, or leave it out',
-            )
+    if signed:
+        _check_signed(names or (), corrected=corrected)
     for name in chosen:
         if name in TOKEN_STATISTICS and options.tokens is None:
             raise InvalidRequest.at(
@@ -141,6 +151,11 @@ def bind_statistics(
             f"{_AT}.needle",
             f"the statistic {min(needing)} counts the keys of a needle; send true for each of them, [{batch}, {keys}]",
         )
+    pairs = None
+    if PAIRS in chosen or options.pairs is not None or options.candidates is not None:
+        check_pairs_asked(options, asked=PAIRS in chosen)
+        texts = texts or [TextTokens(range(queries), range(keys))] * batch
+        pairs = bind_pairs(options, texts, keys, same_tokens=same_tokens, where=where)
     if both := options.classes.keys() & options.token_classes.keys():
         twice = min(both)
         raise InvalidRequest.at(f"{_AT}.token_classes", f"class {twice!r} is in classes too; name each class once")
@@ -156,8 +171,23 @@ def bind_statistics(
     named, absolute = tuple(classes.items()), normalize == "absolute"
     return BoundStatistics(
         chosen, options.window, options.sinks, tokens, rows, named,
-        learned_sinks=learned_sinks, absolute=absolute, implicit=implicit, needle=needle, next_tokens=following,
+        able=able, absolute=absolute, implicit=implicit, needle=needle, next_tokens=following,
+        pairs=pairs, corrected=corrected,
     )  # fmt: skip
+
+
+def _check_signed(names: Sequence[StatisticName], *, corrected: bool) -> None:
+    """Raise InvalidRequest for a statistic of shares, where weights may be negative."""
+    for index, name in enumerate(names):
+        if name not in SIGNED_STATISTICS:
+            raise InvalidRequest.at(
+                f"statistics.{index}",
+                f"{name} needs a distribution, and corrected weights may be negative; ask for max_weight, received or "
+                "pairs, or leave normalize out"
+                if corrected
+                else f"{name} needs a distribution, and these weights are implicit: they may be negative and need not "
+                'sum to one; send "normalize": "absolute" for shares of |w|, or leave it out',
+            )
 
 
 def _tokens_at(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -170,14 +200,14 @@ def _tokens_at(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def check_able(names: Sequence[StatisticName] | None, able: Collection[str], param: str = "statistics") -> None:
-    """Raise InvalidRequest for a statistic that needs a learned sink, a choice or a needle, if there is none.
+    """Raise InvalidRequest for a statistic that some attentions lack, if there is none that has it.
 
     ``able``: those that there are.
     """
     for index, name in enumerate(names or ()):
-        if name in _LACKING and name not in able:
+        if name in OF_SOME and name not in able:
             raise InvalidRequest.at(
-                f"{param}.{index}", f"{name} needs {_LACKING[name]}, which there is not here; leave it out"
+                f"{param}.{index}", f"{name} needs {OF_SOME[name].needs}, which there is not here; leave it out"
             )
 
 
@@ -192,14 +222,13 @@ def check_single_query(names: Sequence[StatisticName] | None, param: str = "stat
             )
 
 
-def check_sink_mass(names: Sequence[StatisticName] | None, edits: Iterable[Edit], param: str = "statistics") -> None:
-    """Raise InvalidRequest for ``sink_mass`` beside an edit of weights, after which 1 − Σ w is no sink's share."""
-    if names is not None and "sink_mass" in names and any(edit.tap == "weights" for edit in edits):
-        raise InvalidRequest.at(
-            f"{param}.{list(names).index('sink_mass')}",
-            "sink_mass is 1 − Σ w, which an edit of weights changes without a change of the sink; leave one of the two "
-            "out",
-        )
+def check_unspoiled(names: Sequence[StatisticName] | None, edits: Iterable[Edit], param: str = "statistics") -> None:
+    """Raise InvalidRequest for a statistic beside an edit that makes it another number."""
+    edited = {edit.tap for edit in edits}
+    for index, name in enumerate(names or ()):
+        reasons = OF_SOME[name].spoiled_by if name in OF_SOME else {}
+        if spoiled := edited.intersection(reasons):
+            raise InvalidRequest.at(f"{param}.{index}", f"{name} {reasons[min(spoiled)]}; leave one of the two out")
 
 
 def _fitted(name: str, array: Array, batch: int, length: int) -> Array:

@@ -9,8 +9,8 @@ from attention_contract.schemas.analyses.hopfield import DEFAULT_MAX_STEPS, Hopf
 from attention_contract.tensors import Array
 from attention_service.core import hopfield
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.cost import Retrieval
-from attention_service.runtime.binding.bound_request import Layout, check_empty, common_dtype, wrong_shape
+from attention_service.cost import RetrievalSizes
+from attention_service.runtime.binding.bound_request import QueryLayout, check_empty, common_dtype, wrong_shape
 from attention_service.runtime.device.torch_device import Device
 
 
@@ -19,8 +19,8 @@ class BoundRetrieval:
     """One retrieval with its sizes and its layout."""
 
     request: HopfieldRequest
-    layout: Layout
-    size: Retrieval
+    layout: QueryLayout
+    size: RetrievalSizes
     beta: tuple[float, ...]
     """One for each head."""
     dtype: str
@@ -56,7 +56,7 @@ def bind(request: HopfieldRequest, device: Device) -> BoundRetrieval:
         raise wrong_shape("stored", "at least one stored pattern", request.stored)
     check_empty({"states": request.states, "stored": request.stored})
     _check_mask(request, layout, batch, patterns)
-    size = Retrieval(
+    size = RetrievalSizes(
         batch=batch,
         heads=heads,
         states=states,
@@ -84,7 +84,7 @@ def _limit(request: HopfieldRequest) -> int:
     return request.max_steps or DEFAULT_MAX_STEPS
 
 
-def _layout(request: HopfieldRequest, projections: Projections) -> tuple[Layout, int]:
+def _layout(request: HopfieldRequest, projections: Projections) -> tuple[QueryLayout, int]:
     """Return the layout of the states and, if they have no head dimension, the number of heads (else 0)."""
     states, rank = request.states, request.states.ndim
     projected = projections.state is not None or projections.stored is not None
@@ -97,12 +97,12 @@ def _layout(request: HopfieldRequest, projections: Projections) -> tuple[Layout,
     if request.stored.ndim != rank:
         raise wrong_shape("stored", f"as many dimensions as states, {rank}", request.stored)
     if merged:
-        return Layout(batched=rank == 3, merged=True), request.num_heads or 1
-    return Layout(batched=rank == 4, headed=rank != 2), 0
+        return QueryLayout(batched=rank == 3, merged=True), request.num_heads or 1
+    return QueryLayout(batched=rank == 4, headed=rank != 2), 0
 
 
 def _split_shape(
-    name: str, array: Array, projection: Array | None, called: str, heads: int, layout: Layout
+    name: str, array: Array, projection: Array | None, called: str, heads: int, layout: QueryLayout
 ) -> tuple[int, int, int, int]:
     """Return the shape ``[B, H, L, D]`` of the states or the stored patterns after projection and split."""
     width = array.shape[-1]
@@ -122,7 +122,7 @@ def _split_shape(
     return batch, heads, array.shape[-2], width
 
 
-def _check_mask(request: HopfieldRequest, layout: Layout, batch: int, patterns: int) -> None:
+def _check_mask(request: HopfieldRequest, layout: QueryLayout, batch: int, patterns: int) -> None:
     mask = request.stored_mask
     if mask is None:
         return

@@ -14,11 +14,11 @@ from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.masks.global_tokens import with_global_tokens
 from attention_service.core.methods import check_spec
 from attention_service.core.positions import check_position
-from attention_service.core.problem import Dropout, Widths, added_keys
+from attention_service.core.problem import WeightDropout, Widths, added_keys
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import (
     BoundRequest,
-    Layout,
+    QueryLayout,
     check_empty,
     common_dtype,
     widened,
@@ -80,7 +80,7 @@ class _Binder:
         query = request.query
         if query.ndim not in {2, 3}:
             raise wrong_shape("query", "[B, Q, d_model] or [Q, d_model]", query)
-        layout = Layout(batched=query.ndim == 3)
+        layout = QueryLayout(batched=query.ndim == 3)
         rank = query.ndim
         self.arrays["query"] = widened(query, layout)
         batch, queries, _ = self.arrays["query"].shape
@@ -161,7 +161,7 @@ class _Binder:
                 actual=list(array.shape),
             )
 
-    def _past(self, layout: Layout, batch: int, kv_heads: int, key_dim: int, value_dim: int) -> int:
+    def _past(self, layout: QueryLayout, batch: int, kv_heads: int, key_dim: int, value_dim: int) -> int:
         """Return P, after checking past_key and past_value."""
         if not self.more:
             return 0
@@ -189,7 +189,7 @@ class _Binder:
 
     def _finish(
         self,
-        layout: Layout,
+        layout: QueryLayout,
         sizes: tuple[int, int, int, int, int, int, int, int],
         dtype: str,
         reply_dtype: str,
@@ -236,10 +236,12 @@ class _Binder:
                 "key_lengths", f"expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}"
             )
 
-    def _dropout(self) -> Dropout | None:
+    def _dropout(self) -> WeightDropout | None:
         dropout = getattr(self.request, "dropout", None)  # an inspection drops nothing
         return (
-            Dropout(dropout.p, dropout.seed) if dropout is not None and (dropout.p > 0 or dropout.return_mask) else None
+            WeightDropout(dropout.p, dropout.seed)
+            if dropout is not None and (dropout.p > 0 or dropout.return_mask)
+            else None
         )
 
     def _wants_state(self) -> bool:
@@ -247,7 +249,7 @@ class _Binder:
         is_forward = isinstance(request, ForwardRequest)
         return is_forward and (request.initial_state is not None or getattr(request, "return_state", False))
 
-    def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
+    def _method(self, layout: QueryLayout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
         """Check and bind the inputs of the spec's method beside q, k and v."""
         batch, _, kv_heads, _, keys, past, head_dim, value_dim = sizes
         check_request(self.spec, self.request, module=self.target is not None, keys=keys)
@@ -261,7 +263,7 @@ class _Binder:
             lead=int(layout.batched) + int(layout.headed),
         )
 
-    def _global_tokens(self, layout: Layout, batch: int, keys: int) -> tuple[Sequence[Mask], ...] | None:
+    def _global_tokens(self, layout: QueryLayout, batch: int, keys: int) -> tuple[Sequence[Mask], ...] | None:
         """Return each sequence's masks with its own global tokens, once if all are the same; None if there are none."""
         if self.request.global_mask is None:
             return None
@@ -299,7 +301,7 @@ class _Binder:
             )
         self.arrays["mask"] = mask
 
-    def _per_sequence(self, name: str, shape: tuple[int, ...], layout: Layout) -> None:
+    def _per_sequence(self, name: str, shape: tuple[int, ...], layout: QueryLayout) -> None:
         """Check a tensor with one entry (or row) per sequence; one number is for all sequences."""
         array = getattr(self.request, name)
         if array is None:

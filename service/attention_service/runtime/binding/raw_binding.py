@@ -11,7 +11,7 @@ from attention_service.core.multihead import learned_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.problem import Widths
 from attention_service.core.scores import SCORES
-from attention_service.runtime.binding.bound_request import Layout, wrong_shape
+from attention_service.runtime.binding.bound_request import QueryLayout, wrong_shape
 
 Split = tuple[int, int, int, int]
 """Batch, heads, length and width."""
@@ -27,7 +27,9 @@ def check_raw_spec(spec: AttentionSpec) -> None:
         )
 
 
-def layout_of(request: AttentionInputs, num_heads: int | None, num_kv_heads: int | None) -> tuple[Layout, int, int]:
+def layout_of(
+    request: AttentionInputs, num_heads: int | None, num_kv_heads: int | None
+) -> tuple[QueryLayout, int, int]:
     """Return the query's layout and, if ``num_heads`` states it, the numbers of heads and key/value heads (else 0)."""
     query = request.query
     if num_heads is not None:
@@ -38,13 +40,13 @@ def layout_of(request: AttentionInputs, num_heads: int | None, num_kv_heads: int
             raise InvalidRequest.at(
                 "num_kv_heads", f"{kv_heads} must divide num_heads {num_heads}; without key, equal it"
             )
-        return Layout(batched=query.ndim == 3, merged=True), num_heads, kv_heads
+        return QueryLayout(batched=query.ndim == 3, merged=True), num_heads, kv_heads
     if query.ndim not in {2, 3, 4}:
         raise wrong_shape("query", "[B, H, Q, D], [H, Q, D] or [Q, D]; for [B, L, H·D] give num_heads", query)
-    return Layout(batched=query.ndim == 4, headed=query.ndim != 2), 0, 0
+    return QueryLayout(batched=query.ndim == 4, headed=query.ndim != 2), 0, 0
 
 
-def split_shape(name: str, array: Array, heads: int, layout: Layout) -> Split:
+def split_shape(name: str, array: Array, heads: int, layout: QueryLayout) -> Split:
     """Return the shape ``[B, heads, L, W]`` of a tensor after its heads are split."""
     if not layout.merged:
         b, h, length, width = array.shape

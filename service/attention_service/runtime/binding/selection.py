@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
-from attention_contract.schemas.attention import Edit, Select, Tap, TokenLabels
+from attention_contract.schemas.attention import AddedVector, Edit, Select, Tap, TokenLabels, WeightsSelect
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import has_implicit_weights, taps_of
 from attention_service.core.edits import AXES
@@ -26,8 +27,8 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
     """Raise InvalidRequest, for the field ``param``, if this tap has no meaning with this spec."""
     if tap == "output" or tap in taps_of(spec):
         return
-    if tap in {"gate", "index_scores"}:
-        raise InvalidRequest.at(param, f"only layers of whole models may have {tap}; leave it out")
+    if tap in {"gate", "index_scores", "mlp", "hidden", "embeddings"}:
+        raise InvalidRequest.at(param, f"only whole models and their layers may have {tap}; leave it out")
     if approximation_of(spec) is not None:
         raise InvalidRequest.at(
             param,
@@ -51,6 +52,14 @@ def bind_selection(select: Select | None, bound: BoundRequest) -> Selection:
     check_indices("select.heads", select.heads, bound.heads, "heads")
     check_indices("select.queries", select.queries, bound.queries, "queries")
     return Selection(as_tuple(select.heads), as_tuple(select.queries))
+
+
+def bind_keys(select: Select | None, bound: BoundRequest) -> tuple[int, ...] | None:
+    """Return the selected keys of the weights; None for all. Raises InvalidRequest for an index out of range."""
+    if not isinstance(select, WeightsSelect):
+        return None
+    check_indices("select.keys", select.keys, bound.keys, "keys")
+    return as_tuple(select.keys)
 
 
 def check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
@@ -112,15 +121,16 @@ def check_edit_sizes(edit: Edit, bound: BoundRequest, param: str) -> None:
                 raise InvalidRequest.at(f"{param}.{axis}", f"{edit.tap} has no {axis}; leave them out")
             continue
         check_indices(f"{param}.{axis}", indices, size, axis)
-        if edit.value is not None and indices is not None and len(set(indices)) < len(indices):
+        if edit.tensor is not None and indices is not None and len(set(indices)) < len(indices):
             raise InvalidRequest.at(
                 f"{param}.{axis}",
-                "an index is listed twice, so value would have two numbers for it; list each once",
+                "an index is listed twice, so the tensor would have two numbers for it; list each once",
             )
         part.append(size if indices is None else len(indices))
     widths: dict[str, int] = {
         "q": bound.head_dim, "k": bound.key_dim, "v": bound.value_dim, "context": bound.value_dim,
-        "output": bound.output_shape[-1], "gate": bound.value_dim,
+        "output": bound.output_shape[-1], "mlp": bound.output_shape[-1], "hidden": bound.output_shape[-1],
+        "embeddings": bound.output_shape[-1], "gate": bound.value_dim,
     }  # fmt: skip
     part += [widths[edit.tap]] if edit.tap in widths else []
     if edit.tap == "output" and bound.module is None and not bound.layout.merged:
@@ -129,8 +139,18 @@ def check_edit_sizes(edit: Edit, bound: BoundRequest, param: str) -> None:
         raise InvalidRequest.at(
             f"{param}.set", f"{edit.set:g} is too large for {bound.dtype}, in which this is computed"
         )
-    if edit.value is not None and not broadcasts(edit.value.shape, part):
-        raise wrong_shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)
+    if isinstance(edit.add, AddedVector):
+        raise InvalidRequest.at(f"{param}.add", "vectors belong to whole models; send the numbers that are added")
+    for name, tensor in (("value", edit.value), ("add", edit.add)):
+        if tensor is not None and not broadcasts(tensor.shape, part):
+            raise wrong_shape(f"{param}.{name}", f"a shape that broadcasts to {part}", tensor)
+    if edit.add is not None:
+        if not np.isfinite(edit.add).all():
+            raise InvalidRequest.at(f"{param}.add", "expected finite numbers; got NaN or infinity")
+        if edit.add.size and (largest := float(np.abs(edit.add).max())) > torch.finfo(dtype).max:
+            raise InvalidRequest.at(
+                f"{param}.add", f"{largest:g} is too large for {bound.dtype}, in which this is computed"
+            )
 
 
 def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:

@@ -52,7 +52,7 @@ def usable_cores(own: Path = _OWN_CGROUP, root: Path = _CGROUPS) -> int:
 
 def _quotas(own: Path, root: Path) -> list[float]:
     """The quotas of the group and of those around it, in cores."""
-    found: list[float] = []
+    quotas: list[float] = []
     for line in _text(own).splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -66,10 +66,10 @@ def _quotas(own: Path, root: Path) -> list[float]:
             else:
                 limits = _text(group / "cpu.max").split()
             if len(limits) == 2 and all(each.strip().isdecimal() for each in limits):
-                found.append(int(limits[0]) / int(limits[1]))
+                quotas.append(int(limits[0]) / int(limits[1]))
             if group == base:
                 break
-    return found
+    return quotas
 
 
 def _text(file: Path) -> str:

@@ -64,7 +64,7 @@ class Recipe(ABC):
 
 
 @dataclass(eq=False)
-class Graph:
+class CapturedGraph:
     """One captured pass."""
 
     inputs: dict[str, Tensor]
@@ -103,7 +103,7 @@ class Graphs:
         """Captures that were made since the start, those that were not kept too."""
         self.replays = 0
         self._passes = 0
-        self._kept: dict[Hashable, tuple[Any, Graph]] = {}
+        self._kept: dict[Hashable, tuple[Any, CapturedGraph]] = {}
         """Graphs with weak references to their modules: a graph keeps no module alive."""
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._refused: OrderedDict[Hashable, None] = OrderedDict()
@@ -117,7 +117,7 @@ class Graphs:
         """True if a pass waits for its capture."""
         return bool(self._wanted)
 
-    def find(self, module: Module, key: Hashable, recipe: Callable[[], Recipe]) -> Graph | None:
+    def find(self, module: Module, key: Hashable, recipe: Callable[[], Recipe]) -> CapturedGraph | None:
         """The graph of a pass; None if there is none. A key that comes often is captured by ``capture_next``.
 
         key: the shape and whatever else tells passes of a module apart.
@@ -181,7 +181,7 @@ class Graphs:
             self._refuse(wanted.key)
             return
         key = wanted.key
-        self._kept[key] = ref(module, lambda _: self._forget(key)), Graph(inputs, replay, need, self._passes)
+        self._kept[key] = ref(module, lambda _: self._forget(key)), CapturedGraph(inputs, replay, need, self._passes)
         self._count()
 
     def _refuse(self, key: Hashable) -> None:

@@ -28,11 +28,11 @@ class PlanCache:
 
     def get(self, clock: Clock, key: Hashable, make: Callable[[], ValueT]) -> ValueT:
         """The entry of this key, made now unless it was before. What ``make`` raises is not remembered."""
-        found: ValueT | None = self.find(clock, key)
-        if found is None:
-            found = make()
-            self.keep(clock, key, found)
-        return found
+        entry: ValueT | None = self.find(clock, key)
+        if entry is None:
+            entry = make()
+            self.keep(clock, key, entry)
+        return entry
 
     def find(self, clock: Clock, key: Hashable) -> Any:
         """The entry of this key; None if there is none."""
@@ -40,10 +40,10 @@ class PlanCache:
             if clock is not self._clock:
                 self._entries.clear()
                 self._clock = clock
-            found = self._entries.get(key)
-            if found is not None and len(self._entries) > MOST // 2:  # otherwise nothing goes soon
+            entry = self._entries.get(key)
+            if entry is not None and len(self._entries) > MOST // 2:  # otherwise nothing goes soon
                 self._entries.move_to_end(key)
-            return found
+            return entry
 
     def keep(self, clock: Clock, key: Hashable, entry: Any) -> None:
         """Remember an entry."""

@@ -85,13 +85,13 @@ class SharedCores:
             self._teams.end()  # who used the cores has ended: one of those that run is this thread
             self._last = self._look()
             return
-        if last is None or time.monotonic() - last.now < _SPACING_S or (found := self._look()) is None:
+        if last is None or time.monotonic() - last.now < _SPACING_S or (usage := self._look()) is None:
             return
-        self._last = found
-        others = ((found.busy - last.busy) - (found.own - last.own)) / (found.now - last.now)
-        missing = self._threads - (found.cores - max(0.0, others))
+        self._last = usage
+        others = ((usage.busy - last.busy) - (usage.own - last.own)) / (usage.now - last.now)
+        missing = self._threads - (usage.cores - max(0.0, others))
         if missing > _SLEEPS:
-            self._teams.keep(found.cores)
+            self._teams.keep(usage.cores)
         elif missing <= _SPINS:
             self._teams.end()
 

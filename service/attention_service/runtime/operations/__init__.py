@@ -1,1 +1,6 @@
-"""The operations that a client asks for: forward, weights, gradients, complexity and retrieval."""
+"""The operations about modules and raw attention, one file each, from the forward pass to retrieval.
+
+``complexity`` has their costs, ``analysis`` what circuits, rollouts and similarities share.
+
+It imports ``scheduling`` and the rooms below it. Read ``questions.py`` first.
+"""

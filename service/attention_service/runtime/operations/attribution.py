@@ -35,7 +35,7 @@ from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import UPSTREAM
 from attention_service.runtime.operations.gradients import check_upstream
 from attention_service.runtime.planning.planner import (
-    Question,
+    PlanKey,
     Rehearsed,
     edit_sizes,
     names_tokens,
@@ -43,7 +43,7 @@ from attention_service.runtime.planning.planner import (
     selection_sizes,
 )
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import DeviceOperation, Results, Uploaded
 
 READOUT = "readout."
 """Prefix of the readout's tensors among the fields of a request."""
@@ -67,7 +67,7 @@ def prepare(module: Module | None, request: AttributionRequest, device: Device, 
         classes = _check_readout(request.readout, bound)
     methods = tuple(sorted(set(request.methods)))
     points, readout = _points(request), request.readout
-    question = Question(
+    question = PlanKey(
         "attribution",
         kernel=request.kernel,
         needs=Needs(edits=bool(request.edits), taps_gradient=True),
@@ -127,7 +127,7 @@ def _points(request: AttributionRequest) -> int:
 
 def _at_once(bound: BoundRequest, request: AttributionRequest) -> int:
     """The points of the path that are one batch: one if an edit has numbers of its own for each sequence."""
-    if request.readout is None or (bound.batch > 1 and any(edit.value is not None for edit in request.edits)):
+    if request.readout is None or (bound.batch > 1 and any(edit.tensor is not None for edit in request.edits)):
         return 1
     merged = bound.heads * bound.value_dim
     width = max(merged, bound.d_model or 0, len(request.readout.weight))
@@ -158,7 +158,7 @@ def _check_readout(readout: Readout, bound: BoundRequest) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Attributing(Operation):
+class Attributing(DeviceOperation):
     """Attributions to the weights and heads of one request."""
 
     bound: BoundRequest
@@ -188,16 +188,17 @@ class Attributing(Operation):
         phase("project", "roles")
         problem = compute.problem(bound, tensors, uploaded.parameters)
         tensors.clear()
-        found = self._attributions(problem, uploaded.parameters, uploaded.edits, given)
-        completeness = found.pop("completeness", None)
-        results: Results = {name: self._in_reply(name, x) for name, x in found.items()}
+        attributions = self._attributions(problem, uploaded.parameters, uploaded.edits, given)
+        completeness = attributions.pop("completeness", None)
+        results: Results = {name: self._in_reply(name, x) for name, x in attributions.items()}
         if completeness is not None:
             results["completeness"] = {name: self._in_reply(name, x) for name, x in completeness.items()}
         if self.request.compare is not None:
             without = self._attributions(problem, uploaded.parameters, (), given, "unedited ")
             phase("differences", "differences", "differences")
             results["differences"] = {
-                name: self._in_reply(name, torch.sub(x, without[name], out=without[name])) for name, x in found.items()
+                name: self._in_reply(name, torch.sub(x, without[name], out=without[name]))
+                for name, x in attributions.items()
             }
         return results
 

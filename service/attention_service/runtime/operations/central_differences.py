@@ -39,8 +39,8 @@ def derivative(
         while True:
             step = run.send(difference(step))
     except StopIteration as end:
-        found: Derivative = end.value
-        return found
+        result: Derivative = end.value
+        return result
 
 
 def converging(

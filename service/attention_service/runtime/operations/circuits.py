@@ -45,20 +45,20 @@ class BoundCircuits:
         """Decompose head by head, then parameter by parameter. Raises InvalidRequest for NaN, infinity and overflow."""
         module, sizes, parts = self.module, self.module.sizes, self.request.parts
         _check_finite(module, "name")
-        found: Results = {"heads": torch.tensor(self.heads), "left_out": left_out(module)}
+        fields: Results = {"heads": torch.tensor(self.heads), "left_out": left_out(module)}
         try:
             if "qk" in parts:
-                found["qk"] = _circuit(self, circuits.qk_factors)
+                fields["qk"] = _circuit(self, circuits.qk_factors)
             if "ov" in parts:
-                found["ov"] = _circuit(self, circuits.ov_factors, copied=sizes.value_width == sizes.d_model)
+                fields["ov"] = _circuit(self, circuits.ov_factors, copied=sizes.value_width == sizes.d_model)
             if "spectra" in parts:
-                found["spectra"] = [_spectrum(name, value, self) for name, value in module.parameters.items()]
+                fields["spectra"] = [_spectrum(name, value, self) for name, value in module.parameters.items()]
             if self.later is not None:
                 _check_finite(self.later, "with")
-                found["composition"] = _composition(self, self.later)
+                fields["composition"] = _composition(self, self.later)
         except OverflowError as fault:
             raise InvalidRequest.at("name", "products of the parameters overflow float64; scale them down") from fault
-        return found
+        return fields
 
 
 def prepare(module: Module, later: Module | None, request: CircuitsRequest, device: Device) -> Job:
@@ -73,15 +73,15 @@ def prepare(module: Module, later: Module | None, request: CircuitsRequest, devi
 def _bind(module: Module, later: Module | None, request: CircuitsRequest) -> BoundCircuits:
     sizes = module.sizes
     check_indices("heads", request.heads, sizes.heads, "heads")
-    for param, each in (("parts", module), ("with", later)):
+    for param, side in (("parts", module), ("with", later)):
         if (
-            each is not None
-            and each.sizes.latent is not None
+            side is not None
+            and side.sizes.latent is not None
             and (later is not None or {"qk", "ov"} & {*request.parts})
         ):
             raise InvalidRequest.at(
                 param,
-                f"queries, keys and values of module {each.name!r} are computed from normed latents, so it has no W_QK "
+                f"queries, keys and values of module {side.name!r} are computed from normed latents, so it has no W_QK "
                 "and no W_OV; ask for the part spectra of a module by itself",
             )
     if "qk" in request.parts and not circuits.has_qk(sizes.spec):
@@ -145,7 +145,7 @@ def _circuit(
 ) -> Results:
     """The circuits that these factors make, stacked over the heads. ``copied``: with copying scores."""
     module, request = bound.module, bound.request
-    found: list[Results] = []
+    by_head: list[Results] = []
     for head in bound.heads:
         checkpoint()
         each = factors(module.parameters, module.sizes, head)
@@ -155,8 +155,8 @@ def _circuit(
             result |= {"left": left[: request.top], "right": right[: request.top]}
         if copied:
             result["copying"] = circuits.copying(each)
-        found.append(result)
-    return {name: torch.stack([each[name] for each in found]) for name in found[0]}
+        by_head.append(result)
+    return {name: torch.stack([each[name] for each in by_head]) for name in by_head[0]}
 
 
 def _measures(values: Tensor, top: int | None) -> Results:

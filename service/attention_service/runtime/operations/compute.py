@@ -228,6 +228,7 @@ def bind_edits(
             edit.set,
             None if edit.value is None else converted(edit.value, f"edits.{index}.value", device, dtype),
             edit.scale,
+            None if edit.added is None else converted(edit.added, f"edits.{index}.add", device, dtype),
             edit.renormalize,
             real_keys,
         )

@@ -23,10 +23,10 @@ from attention_service.core.positions.frequencies import outgrown_length
 from attention_service.core.tensors import TORCH_DTYPES, are_finite, to_device
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.device.cuda_graphs import Graph, Recipe, Tensors
+from attention_service.runtime.device.cuda_graphs import CapturedGraph, Recipe, Tensors
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import DeviceOperation, Results, Uploaded
 
 SHORTEST: Final = 16
 """Tokens of the smallest bucket."""
@@ -34,14 +34,14 @@ MOST_TOKENS: Final = 2048
 """Tokens of all sequences together, padded: beyond, the GPU takes longer than the host's launches."""
 
 
-class Bucket(NamedTuple):
+class PaddedSizes(NamedTuple):
     """The padded sizes of a pass."""
 
     batch: int
     length: int
 
     @classmethod
-    def of(cls, batch: int, length: int) -> "Bucket":
+    def of(cls, batch: int, length: int) -> "PaddedSizes":
         """The next powers of two."""
         return cls(_power(batch), max(_power(length), SHORTEST))
 
@@ -62,7 +62,7 @@ def takes(bound: BoundRequest, request: ForwardRequest, kernel: str) -> bool:
 
 def _can_be_padded(bound: BoundRequest) -> bool:
     """True for masks and positions that say the same of a token whatever comes after it."""
-    bucket, position = Bucket.of(bound.batch, bound.queries), bound.spec.position
+    bucket, position = PaddedSizes.of(bound.batch, bound.queries), bound.spec.position
     longest = POSITIONS.of(position).length
     if outgrown_length(position) is not None or (longest is not None and bucket.length > longest):
         return False
@@ -74,7 +74,7 @@ def _hides_what_follows(masks: list[Mask]) -> bool:
     return any(isinstance(mask, Causal) for mask in masks)
 
 
-def padded(bound: BoundRequest, bucket: Bucket) -> BoundRequest:
+def padded(bound: BoundRequest, bucket: PaddedSizes) -> BoundRequest:
     """The request with zeros for the tokens and sequences that are added, and the lengths where no mask hides them."""
     (batch, length), query = bucket, bound.arrays["query"]
     whole = np.zeros((batch, length, query.shape[2]), query.dtype).view(type(query))
@@ -89,7 +89,7 @@ class ForwardRecipe(Recipe):
     """Captures the forward pass of a bucket."""
 
     def __init__(
-        self, bound: BoundRequest, bucket: Bucket, kernel: str, device: Device, need: Callable[[BoundRequest], int]
+        self, bound: BoundRequest, bucket: PaddedSizes, kernel: str, device: Device, need: Callable[[BoundRequest], int]
     ) -> None:
         """``need``: the planned bytes of a bound request by this kernel."""
         whole = padded(bound, bucket)
@@ -115,10 +115,10 @@ class ForwardRecipe(Recipe):
     def run(self, module: Module, tensors: Tensors) -> tuple[Tensor, ...]:
         """The output, and a number that is finite if all keys and values are."""
         there = {name: x.to(self._device.torch, non_blocking=True) for name, x in tensors.items()}
-        found = self._computed(module, there)
+        computed = self._computed(module, there)
         if not self._results:  # pinned before anything is captured
-            self._results = tuple(self._pinned(x.shape, x.dtype) for x in found)
-        return tuple(host.copy_(x, non_blocking=True) for host, x in zip(self._results, found, strict=True))
+            self._results = tuple(self._pinned(x.shape, x.dtype) for x in computed)
+        return tuple(host.copy_(x, non_blocking=True) for host, x in zip(self._results, computed, strict=True))
 
     def _computed(self, module: Module, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         bound = self._bound.replaced(module=module)
@@ -137,12 +137,12 @@ def _dtype(name: str, bound: BoundRequest) -> torch.dtype:
 
 
 @dataclass(eq=False, slots=True)
-class GraphedForward(Operation):
+class GraphedForward(DeviceOperation):
     """The forward pass of a module, launched as one CUDA graph."""
 
     bound: BoundRequest
-    bucket: Bucket
-    graph: Graph
+    bucket: PaddedSizes
+    graph: CapturedGraph
     kernel: str
 
     def upload(self, device: torch.device) -> Uploaded:
@@ -169,7 +169,7 @@ def graphed(
     """The pass by the graph of its bucket; None until one is captured. ``takes`` has accepted the request."""
     if bound.module is None or not _can_be_padded(bound):  # several requests joined may have too many tokens
         return None
-    bucket = Bucket.of(bound.batch, bound.queries)
+    bucket = PaddedSizes.of(bound.batch, bound.queries)
     graph = device.graphs.find(
         bound.module, (kernel, bucket), lambda: ForwardRecipe(bound, bucket, kernel, device, need)
     )

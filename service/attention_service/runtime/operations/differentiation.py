@@ -42,7 +42,7 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Graph:
+class AutogradGraph:
     """One differentiable pass: the output, and the tensors that stand under each name."""
 
     output: Tensor
@@ -87,7 +87,7 @@ def tap_of(name: str) -> str | None:
 
 def graph_of(
     bound: BoundRequest, targets: Targets, uploaded: Uploaded, kernel: str | Kernel, given: Collection[str] = ()
-) -> Graph:
+) -> AutogradGraph:
     """One pass from fresh leaves: through the trace if a tap is a target or given, through the kernel otherwise.
 
     given: the taps that L depends on beside the output.
@@ -102,10 +102,10 @@ def graph_of(
         taps = trace(_on_graph(problem), edits, {*targets.taps, *given})
         output = compute.output(bound, parameters, taps["context"], edits)
         at = leaves | {name: taps[name] for name in targets.taps}
-        return Graph(output, at, {name: taps[name] for name in given}, real_keys(problem) if given else None)
+        return AutogradGraph(output, at, {name: taps[name] for name in given}, real_keys(problem) if given else None)
     context = attend(problem, (), Selection(), edits, kernel).context
     del problem  # the graph keeps what of it is needed
-    return Graph(compute.output(bound, parameters, context, edits), leaves)
+    return AutogradGraph(compute.output(bound, parameters, context, edits), leaves)
 
 
 def _on_graph(problem: Problem) -> Problem:
@@ -118,7 +118,7 @@ def _on_graph(problem: Problem) -> Problem:
 
 
 def differentiate(
-    graph: Graph, targets: Targets, upstreams: Mapping[str, Tensor], *, again: bool = False
+    graph: AutogradGraph, targets: Targets, upstreams: Mapping[str, Tensor], *, again: bool = False
 ) -> dict[str, Tensor]:
     """∂L/∂name for every target; zeros for one that L does not depend on. ``again``: to be differentiated.
 
@@ -127,18 +127,21 @@ def differentiate(
     of = {name: graph.of(name) for name in upstreams}
     names = (*targets.inputs, *targets.taps, *targets.parameters)
     at = [graph.at[name] for name in names]
-    found = {name: of[name] for name in targets.upstreams}
+    of_upstreams = {name: of[name] for name in targets.upstreams}
     through = {name: x for name, x in of.items() if x.requires_grad}
     if not through:  # L depends on none of the targets
-        return {name: torch.zeros_like(x) for name, x in zip(names, at, strict=True)} | found
+        return {name: torch.zeros_like(x) for name, x in zip(names, at, strict=True)} | of_upstreams
     pulled = pullback(
         [*through.values()], at, [upstreams[name].expand_as(x) for name, x in through.items()], again=again
     )
-    return dict(zip(names, pulled, strict=True)) | found
+    return dict(zip(names, pulled, strict=True)) | of_upstreams
 
 
 def hessian_products(
-    graph: Graph, gradients: Mapping[str, Tensor], upstreams: Mapping[str, Tensor], directions: Mapping[str, Tensor]
+    graph: AutogradGraph,
+    gradients: Mapping[str, Tensor],
+    upstreams: Mapping[str, Tensor],
+    directions: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """∂/∂name of Σ ⟨∂L/∂other, d_other⟩ (Pearlmutter 1994, by a second backward pass)."""
     at_all = {**graph.at, **upstreams}
@@ -148,5 +151,5 @@ def hessian_products(
     at = [at_all[name] for name in gradients]
     if not along.requires_grad:  # L is linear in all of them
         return {name: torch.zeros_like(x) for name, x in zip(gradients, at, strict=True)}
-    found = torch.autograd.grad(along, at, materialize_grads=True, allow_unused=True)
-    return dict(zip(gradients, found, strict=True))
+    products = torch.autograd.grad(along, at, materialize_grads=True, allow_unused=True)
+    return dict(zip(gradients, products, strict=True))

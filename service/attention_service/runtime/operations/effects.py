@@ -33,9 +33,9 @@ from attention_service.runtime.binding.selection import (
 )
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.planning.planner import Question, Rehearsed, edit_sizes, names_tokens, plan_request
+from attention_service.runtime.planning.planner import PlanKey, Rehearsed, edit_sizes, names_tokens, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import DeviceOperation, Fields, Results, Uploaded, on_host
 
 _DIRECTION = "direction"
 
@@ -61,7 +61,7 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, capa
         )
     _check_direction(request, bound)
     edits = [*request.edits, request.sweep]
-    question = Question(
+    question = PlanKey(
         "effects",
         kernel=request.kernel,
         needs=Needs(edits=True),
@@ -99,15 +99,15 @@ def _swept(sweep: SweptEdit, bound: BoundRequest) -> dict[str, list[int]]:
     """The indices along each swept axis. Raises InvalidRequest for an axis that the tap lacks."""
     heads = bound.kv_heads if sweep.tap in {"k", "v"} else bound.heads
     sizes = {"heads": heads, "queries": bound.queries, "keys": bound.keys}
-    found: dict[str, list[int]] = {}
+    indices_by_axis: dict[str, list[int]] = {}
     for index, axis in enumerate(sweep.over):
         if axis not in AXES[sweep.tap]:
             raise InvalidRequest.at(
                 f"sweep.over.{index}", f"{sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}"
             )
         listed = getattr(sweep, axis)
-        found[axis] = list(range(sizes[axis])) if listed is None else list(listed)
-    return found
+        indices_by_axis[axis] = list(range(sizes[axis])) if listed is None else list(listed)
+    return indices_by_axis
 
 
 def _check_direction(request: EffectsRequest, bound: BoundRequest) -> None:
@@ -132,7 +132,7 @@ def _compared_shape(bound: BoundRequest, request: EffectsRequest) -> tuple[int, 
 
 
 @dataclass(eq=False, slots=True)
-class Sweeping(Operation):
+class Sweeping(DeviceOperation):
     """One request's sweep of edits."""
 
     bound: BoundRequest

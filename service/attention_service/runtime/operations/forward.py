@@ -17,7 +17,7 @@ from attention_service.core.kernels import KERNELS, Kernel, Needs, is_compiled
 from attention_service.core.kv_cache.past import write
 from attention_service.core.masks.global_projections import separate_positions
 from attention_service.core.methods import approximation_of
-from attention_service.core.methods.comparison import Compared, compare
+from attention_service.core.methods.comparison import MethodComparison, compare
 from attention_service.core.multihead import Parameters
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Inert
@@ -33,7 +33,7 @@ from attention_service.runtime.operations import compute, cuda_graph_forward
 from attention_service.runtime.planning.blank_requests import exactly, unsent
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import (
-    Question,
+    PlanKey,
     Rehearsed,
     edit_sizes,
     family_of,
@@ -43,8 +43,8 @@ from attention_service.runtime.planning.planner import (
     selection_sizes,
 )
 from attention_service.runtime.scheduling.batches import in_common, joinable
-from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, is_short, job_of_request
-from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.jobs import Job, JobJoiner, Prepared, is_short, job_of_request
+from attention_service.runtime.scheduling.operation import DeviceOperation, Fields, Results, Uploaded, on_host
 
 _EVERYTHING = Selection()
 PLAIN = unsent(ForwardRequest, return_=["output"], edits=[])
@@ -64,7 +64,7 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, capac
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    question = Question(
+    question = PlanKey(
         kernel=request.kernel,
         needs=Needs(edits=bool(request.edits)),
         asks=(
@@ -81,7 +81,7 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, capac
     def need(bound: BoundRequest) -> int:
         return plan_pass(bound, question._replace(kernel=plan.kernel), device, bound.batch, rehearsed).peak_bytes
 
-    def operation(bound: BoundRequest) -> Operation:
+    def operation(bound: BoundRequest) -> DeviceOperation:
         by_graph = cuda_graph_forward.graphed(bound, plan.kernel, device, need) if may_be_graphed else None
         return by_graph or Forward(bound, request, selection, kernel)
 
@@ -128,13 +128,13 @@ def _flops(bound: BoundRequest, kernel: str, *, edited: bool, exact: bool) -> in
 
 def joining_of(
     bound: BoundRequest,
-    question: Question,
+    question: PlanKey,
     selection: Selection,
     kernel: str,
     device: Device,
     rehearsed: Rehearsed,
-    mixed: Callable[[Sequence[BoundRequest]], Operation] | None = None,
-) -> Joining:
+    mixed: Callable[[Sequence[BoundRequest]], DeviceOperation] | None = None,
+) -> JobJoiner:
     """The means to join requests like this one: with others of equal lengths, or of any if ``mixed`` is given."""
 
     def plan(bound: BoundRequest, batch: int) -> Plan:
@@ -143,11 +143,11 @@ def joining_of(
     family = family_of(bound, question, device) if bound.module is None else None
     lengths = (bound.queries, bound.keys) if mixed is None else None
     key = family, lengths, kernel, question, selection, in_common(bound)
-    return Joining(device.plans.get(device.clock, ("joining", key), object), plan, mixed)
+    return JobJoiner(device.plans.get(device.clock, ("joining", key), object), plan, mixed)
 
 
 @dataclass(eq=False, slots=True)
-class Forward(Operation):
+class Forward(DeviceOperation):
     """One forward pass, or several stacked along the batch."""
 
     bound: BoundRequest
@@ -230,7 +230,7 @@ def mixes(bound: BoundRequest, request: ForwardRequest) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Mixed(Operation):
+class Mixed(DeviceOperation):
     """Self-attention of one module over sequences of different lengths: one product projects all tokens."""
 
     bounds: Sequence[BoundRequest]
@@ -294,7 +294,7 @@ def _unfolded(x: Tensor, batch: int) -> Tensor:
     return x if batch == 1 else x[0].view(x.shape[1], batch, -1, x.shape[3]).transpose(0, 1)
 
 
-def _compared(bound: BoundRequest, problem: Problem) -> Compared:
+def _compared(bound: BoundRequest, problem: Problem) -> MethodComparison:
     """Exact attention over the same inputs."""
     method = approximation_of(bound.spec)
     if method is None:
@@ -302,7 +302,7 @@ def _compared(bound: BoundRequest, problem: Problem) -> Compared:
     return compare(problem, method)
 
 
-def _error(bound: BoundRequest, parameters: Parameters, compared: Compared, context: Tensor) -> Results:
+def _error(bound: BoundRequest, parameters: Parameters, compared: MethodComparison, context: Tensor) -> Results:
     """The difference between the output and that of exact attention."""
     exact, output = (compute.output(bound, parameters, each) for each in (compared.context, context))
     difference = (output - exact).double()

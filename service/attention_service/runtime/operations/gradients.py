@@ -43,7 +43,7 @@ from attention_service.runtime.operations.differentiation import (
 from attention_service.runtime.operations.forward import dropout_results, returns_mask
 from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
 from attention_service.runtime.planning.planner import (
-    Question,
+    PlanKey,
     Rehearsed,
     edit_sizes,
     names_tokens,
@@ -51,7 +51,7 @@ from attention_service.runtime.planning.planner import (
     selection_sizes,
 )
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import DeviceOperation, Results, Uploaded
 
 
 def prepare(module: Module | None, request: GradientsRequest, device: Device, capacity: int) -> Job:
@@ -69,7 +69,7 @@ def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, cap
     _check_directions(request, targets, bound)
     taps = bool(targets.taps or request.tap_upstream)
     twice = request.directions is not None
-    question = Question(
+    question = PlanKey(
         "gradients",
         kernel=request.kernel,
         needs=Needs(edits=bool(request.edits), taps_gradient=taps, double_backward=twice),
@@ -217,7 +217,7 @@ def subject_shape(name: str, bound: BoundRequest) -> tuple[int, ...]:
 
 
 @dataclass(eq=False, slots=True)
-class Gradients(Operation):
+class Gradients(DeviceOperation):
     """A forward and a backward pass of one request."""
 
     bound: BoundRequest

@@ -11,19 +11,19 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_service import cost
 from attention_service.core import hopfield, multihead
-from attention_service.core.hopfield import Memory, Retrieved
+from attention_service.core.hopfield import PatternMemory, Retrieved
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.tensors import TORCH_DTYPES, constant, is_finite, to_torch
 from attention_service.cost import kind_of
 from attention_service.cost.rehearsal import Seen, rehearse
-from attention_service.runtime.binding.bound_request import Layout, strip, widened
+from attention_service.runtime.binding.bound_request import QueryLayout, strip, widened
 from attention_service.runtime.binding.hopfield_binding import BoundRetrieval, bind
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.compute import converted
 from attention_service.runtime.planning.blank_requests import META
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import DeviceOperation, Results, Uploaded
 
 _FEW_BLOCKS, _FEW_STEPS = 3, 3
 """Blocks of states and updates of a retrieval that are rehearsed; each of the others adds what the last one did."""
@@ -40,11 +40,11 @@ def _planned(bound: BoundRetrieval, device: Device) -> Plan:
 
     def seen(blocks: int, steps: int) -> Seen:
         few = replace(size, states=size.states - (all_blocks - blocks) * size.rows, steps=steps)
-        operation = Retrieval(blank(bound, few))
+        operation = HopfieldRetrieval(blank(bound, few))
         return rehearse(lambda: _drop(operation.launch(operation.upload(META))), threads=size.threads)
 
-    found = seen(blocks, steps)
-    held, counts = found.peak_bytes, found.total()
+    rehearsal = seen(blocks, steps)
+    held, counts = rehearsal.peak_bytes, rehearsal.total()
     if more := all_blocks - blocks:
         fewer = seen(blocks - 1, steps)
         held += more * (held - fewer.peak_bytes)
@@ -61,7 +61,7 @@ def _drop(results: object) -> None:
     """Take the results of a pass, and free them."""
 
 
-def blank(bound: BoundRetrieval, size: cost.Retrieval) -> BoundRetrieval:
+def blank(bound: BoundRetrieval, size: cost.RetrievalSizes) -> BoundRetrieval:
     """A retrieval of these sizes whose tensors have shapes and no numbers."""
     inner, given, sent = size.heads * size.width, bound.request, {}
     for name, count, width in (
@@ -80,7 +80,7 @@ def blank(bound: BoundRetrieval, size: cost.Retrieval) -> BoundRetrieval:
         }
         projections = projections.model_copy(update=blanks)
     request = given.model_copy(update=sent | {"projections": projections})
-    return replace(bound, request=request, layout=Layout(merged=size.merged), size=size)
+    return replace(bound, request=request, layout=QueryLayout(merged=size.merged), size=size)
 
 
 def prepare(request: HopfieldRequest, device: Device) -> Job:
@@ -89,11 +89,11 @@ def prepare(request: HopfieldRequest, device: Device) -> Job:
     key = "hopfield", *(value for name, value in vars(bound.size).items() if name != "spec")  # which is always the same
     plan = device.plans.get(device.clock, key, lambda: _planned(blank(bound, bound.size), device))
     watched = request.eps is None  # otherwise it may end after any step
-    return Job(Prepared("hopfield", plan, bound.dtype, device.torch, Retrieval, watched), bound)
+    return Job(Prepared("hopfield", plan, bound.dtype, device.torch, HopfieldRetrieval, watched), bound)
 
 
 @dataclass(eq=False, slots=True)
-class Retrieval(Operation):
+class HopfieldRetrieval(DeviceOperation):
     """Modern Hopfield retrieval of one request."""
 
     bound: BoundRetrieval
@@ -122,17 +122,21 @@ class Retrieval(Operation):
         tensors.clear()
         if beta is None:
             raise TypeError("beta is always uploaded")
-        found = hopfield.retrieve(
-            Memory(patterns, beta, mask), states, bound.size.steps, request.eps, association=request.return_association
+        retrieved = hopfield.retrieve(
+            PatternMemory(patterns, beta, mask),
+            states,
+            bound.size.steps,
+            request.eps,
+            association=request.return_association,
         )
         del states, patterns
-        if not is_finite(found.energy) or not is_finite(found.states):
+        if not is_finite(retrieved.energy) or not is_finite(retrieved.states):
             raise InvalidRequest(
                 f"states: scores or energies overflow {bound.dtype}, in which this is computed; scale patterns, states "
                 "or beta down" + (", or send float64" if bound.dtype == "float32" else ""),
                 param="states",
             )
-        return _results(bound, found, output)
+        return _results(bound, retrieved, output)
 
 
 def _inputs(bound: BoundRetrieval, tensors: dict[str, Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -162,14 +166,14 @@ def _check_finite(tensor: Tensor, param: str, where: str = "") -> None:
         raise InvalidTensor.at(param, f"expected finite numbers{where}; got NaN or infinity")
 
 
-def _results(bound: BoundRetrieval, found: Retrieved, projection: Tensor | None) -> Results:
+def _results(bound: BoundRetrieval, retrieved: Retrieved, projection: Tensor | None) -> Results:
     """The reply's fields on the device; ``projection``: the weight of the output projection."""
     layout, dtype = bound.layout, TORCH_DTYPES[bound.reply_dtype]
 
     def by_head(tensor: Tensor) -> Tensor:
         return strip(tensor, layout, heads_axis=True)
 
-    states = found.states
+    states = retrieved.states
     if projection is not None:
         by_heads = projection.view(bound.size.heads, -1, bound.size.width)  # [H, V, D]
         states = torch.einsum("bhsd,hvd->bhsv", states, by_heads).to(dtype)
@@ -180,15 +184,16 @@ def _results(bound: BoundRetrieval, found: Retrieved, projection: Tensor | None)
     states = multihead.merge_heads(states) if layout.merged else states
     return {
         "states": strip(states, layout, heads_axis=not layout.merged).to(dtype),
-        "energy": by_head(found.energy),
-        "steps": by_head(found.steps),
-        "change": by_head(found.change),
-        "converged": None if bound.request.eps is None else by_head(found.change < bound.request.eps),
+        "energy": by_head(retrieved.energy),
+        "steps": by_head(retrieved.steps),
+        "change": by_head(retrieved.change),
+        "converged": None if bound.request.eps is None else by_head(retrieved.change < bound.request.eps),
         "reached": {
             **{
-                name: by_head(getattr(found, name)) for name in ("pattern", "weight", "similarity", "distance", "mixed")
+                name: by_head(getattr(retrieved, name))
+                for name in ("pattern", "weight", "similarity", "distance", "mixed")
             },
-            "single": by_head(found.weight >= hopfield.SINGLE),
+            "single": by_head(retrieved.weight >= hopfield.SINGLE),
         },
-        "association": None if found.association is None else by_head(found.association.to(dtype)),
+        "association": None if retrieved.association is None else by_head(retrieved.association.to(dtype)),
     }

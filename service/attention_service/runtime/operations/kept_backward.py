@@ -18,7 +18,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
     UPSTREAM,
-    Graph,
+    AutogradGraph,
     Targets,
     differentiate,
     graph_of,
@@ -27,9 +27,9 @@ from attention_service.runtime.operations.differentiation import (
 from attention_service.runtime.operations.gradients import Gradients, as_sent, check_upstream, kinds_of, targets_of
 from attention_service.runtime.planning.blank_requests import unsent
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, Rehearsed, plan_request
+from attention_service.runtime.planning.planner import PlanKey, Rehearsed, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import DeviceOperation, Results, Uploaded
 
 _NOTHING = np.empty(0, np.float32)
 
@@ -43,7 +43,7 @@ class KeptPass:
     targets: Targets
     ranks: Mapping[str, int]
     """Dimensions of the inputs that get a gradient, as they were sent."""
-    graph: Graph
+    graph: AutogradGraph
     plan: Plan
     """The plan of the backward pass. Its peak memory is that of both passes, so it bounds what is kept."""
 
@@ -64,7 +64,7 @@ def prepare(module: Module | None, request: PassRequest, device: Device, capacit
     first, second = (
         plan_request(
             bound,
-            Question("gradients", kernel=request.kernel, asks=("kept", targets, half)),
+            PlanKey("gradients", kernel=request.kernel, asks=("kept", targets, half)),
             device,
             capacity,
             _rehearsed(request, targets, half),
@@ -108,7 +108,7 @@ def prepare_backward(kept: KeptPass, request: BackwardRequest, device: Device) -
 
 
 @dataclass(eq=False, slots=True)
-class ForwardPass(Operation):
+class ForwardPass(DeviceOperation):
     """A forward pass whose graph stays."""
 
     bound: BoundRequest
@@ -131,7 +131,7 @@ class ForwardPass(Operation):
 
 
 @dataclass(eq=False, slots=True)
-class BackwardPass(Operation):
+class BackwardPass(DeviceOperation):
     """The backward pass of a kept one."""
 
     kept: KeptPass
@@ -145,6 +145,6 @@ class BackwardPass(Operation):
     def launch(self, uploaded: Uploaded) -> Results:
         """Compute the gradients, which frees the graph."""
         kept = self.kept
-        found = differentiate(kept.graph, kept.targets, {UPSTREAM: uploaded.tensors.pop(UPSTREAM)})
-        inputs = {name: as_sent(found[name], kept.bound, rank) for name, rank in kept.ranks.items()}
-        return {"gradients": {name: x.detach() for name, x in found.items()} | inputs}
+        gradients = differentiate(kept.graph, kept.targets, {UPSTREAM: uploaded.tensors.pop(UPSTREAM)})
+        inputs = {name: as_sent(gradients[name], kept.bound, rank) for name, rank in kept.ranks.items()}
+        return {"gradients": {name: x.detach() for name, x in gradients.items()} | inputs}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.recording_tensors import Place
+from attention_contract.recording_tensors import TensorPlace
 from attention_contract.schemas.analyses.recording_statistics import (
     RecordingStatistics,
     RecordingStatisticsRequest,
@@ -19,7 +19,8 @@ from attention_service.core.blocks import SCORES_AT_ONCE, rows_at_once
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.inspection.head_reader import row_tiles
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS, StatisticInputs
-from attention_service.core.inspection.weights import Totals
+from attention_service.core.inspection.summed_statistics import WeightSizes
+from attention_service.core.inspection.weights import QueryTotals
 from attention_service.core.problem import Selection
 from attention_service.core.tensors import to_numpy
 from attention_service.modules.recording_store import RecordingStore
@@ -46,9 +47,9 @@ def statistics_of(
     Raises RecordingNotFound, InvalidRequest, and InternalError for a file that cannot be read.
     """
     info = store.get(recording, RecordingQuery(), owner)
-    found = _attentions(info, request)
+    recorded = _attentions(info, request)
     with store.reading(recording, owner) as file:
-        attentions = [_one(file, info, place, shape, request) for place, shape in found]
+        attentions = [_one(file, info, place, shape, request) for place, shape in recorded]
     return RecordingStatistics(id=info.id, attentions=attentions)
 
 
@@ -67,10 +68,11 @@ def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> lis
 
 
 def _one(
-    file: Any, info: RecordingInfo, place: Place, shape: tuple[int, ...], request: RecordingStatisticsRequest
+    file: Any, info: RecordingInfo, place: TensorPlace, shape: tuple[int, ...], request: RecordingStatisticsRequest
 ) -> StatisticsOfAttention:
     heads, queries, keys = shape
-    totals = Totals((1, heads, queries), torch.device("cpu"), _names(request), _inputs(info, place, request))
+    sizes = WeightSizes(1, heads, queries, keys, torch.device("cpu"))
+    totals = QueryTotals(sizes, _names(request), _inputs(info, place, request))
     part = file.get_slice(f"{place.layer}.weights")
     for rows in row_tiles(queries, heads * keys, SCORES_AT_ONCE):
         checkpoint()
@@ -78,7 +80,7 @@ def _one(
         weights = (weights.float() if weights.element_size() == 2 else weights).double()  # half to double is slow
         positions = torch.arange(rows.start, rows.stop)[None]
         real = torch.ones_like(positions, dtype=torch.bool)
-        totals.add(weights, real, positions, Selection(queries=rows))
+        totals.add(weights, real, positions, Selection(queries=rows), visible=weights != 0)  # no masks are recorded
     means = {name: _host(mean) for name, mean in totals.means().items()}
     attention = info.attention(place.layer)
     return StatisticsOfAttention(
@@ -93,7 +95,7 @@ def _names(request: RecordingStatisticsRequest) -> tuple[str, ...]:
     return DEFAULT_STATISTICS if request.statistics is None else tuple(dict.fromkeys(request.statistics))
 
 
-def _inputs(info: RecordingInfo, place: Place, request: RecordingStatisticsRequest) -> StatisticInputs:
+def _inputs(info: RecordingInfo, place: TensorPlace, request: RecordingStatisticsRequest) -> StatisticInputs:
     """The labels of the tokens as numbers: equal labels are equal tokens."""
     queries, keys = info.tokens[place.stack], info.tokens[place.key_stack]
     numbers = {label: number for number, label in enumerate(dict.fromkeys([*keys, *queries]))}

@@ -107,16 +107,16 @@ def prepare_recorded(
 
 def _places(info: RecordingInfo, request: RecordingRolloutRequest) -> list[Recorded]:
     """The weights to go through, in the order of the model."""
-    found = {name: each for name, each in info.placed("weights").items() if not each[0].cross}
-    order = sorted(found.values(), key=lambda each: (_STACKS.index(each[0].stack), each[0].number))
+    recorded = {name: each for name, each in info.placed("weights").items() if not each[0].cross}
+    order = sorted(recorded.values(), key=lambda each: (_STACKS.index(each[0].stack), each[0].number))
     unseen = [name for name in request.layers or info.unseen if name in info.unseen]
-    if unseen and (request.layers or not found):
+    if unseen and (request.layers or not recorded):
         raise InvalidRequest.at("layers", f"no rollout goes through {unseen[0]}: {info.unseen[unseen[0]]}")
-    check_recorded(request.layers, found, [place.layer for place, _ in order], "weights of self-attention")
-    stack = order[0][0].stack if request.layers is None else found[request.layers[0]][0].stack
+    check_recorded(request.layers, recorded, [place.layer for place, _ in order], "weights of self-attention")
+    stack = order[0][0].stack if request.layers is None else recorded[request.layers[0]][0].stack
     chosen = [each for each in order if each[0].stack == stack]
     if request.layers is not None:
-        if others := [name for name in request.layers if found[name][0].stack != stack]:
+        if others := [name for name in request.layers if recorded[name][0].stack != stack]:
             raise InvalidRequest.at(
                 "layers", f"{request.layers[0]} and {others[0]} are of different stacks; name layers of one"
             )

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from attention_contract.errors import AttentionError, InvalidRequest
-from attention_contract.recording_tensors import AXES, Place, RecordedStack, place_of
+from attention_contract.recording_tensors import AXES, RecordedStack, TensorPlace, place_of
 from attention_contract.schemas.analyses.similarity import (
     ComparedPart,
     Measure,
@@ -104,9 +104,11 @@ def _other(store: RecordingStore, recording: str, owner: str | None) -> Recordin
 
 def _recorded(info: RecordingInfo, kind: str, layers: Sequence[str] | None, param: str) -> list[Recorded]:
     """The tensors of one kind, in the order of the layers. Raises InvalidRequest unless they have the same tokens."""
-    found: dict[str, Recorded] = info.placed(kind)
-    order = sorted(found, key=lambda name: (found[name][0].stack, found[name][0].number, found[name][0].cross))
-    if missing := [name for name in layers or () if name not in found]:
+    recorded: dict[str, Recorded] = info.placed(kind)
+    order = sorted(
+        recorded, key=lambda name: (recorded[name][0].stack, recorded[name][0].number, recorded[name][0].cross)
+    )
+    if missing := [name for name in layers or () if name not in recorded]:
         raise InvalidRequest.at(
             param, f"no {kind} of {missing[0]!r} is recorded in {info.id}; there are {', '.join(order) or 'none'}"
         )
@@ -114,7 +116,7 @@ def _recorded(info: RecordingInfo, kind: str, layers: Sequence[str] | None, para
         raise InvalidRequest.at(
             "tensor", f"the recording {info.id} holds no {kind}; it has {', '.join(_kinds(info)) or 'no tensors'}"
         )
-    chosen = [found[name] for name in layers or order]
+    chosen = [recorded[name] for name in layers or order]
     for place, _ in chosen:
         if _stacks(place) != _stacks(chosen[0][0]):
             raise InvalidRequest.at(
@@ -129,7 +131,7 @@ def _kinds(info: RecordingInfo) -> list[str]:
     return sorted({place.kind for tensor in info.tensors if (place := place_of(tensor.name)) is not None})
 
 
-def _stacks(place: Place) -> tuple[RecordedStack, ...]:
+def _stacks(place: TensorPlace) -> tuple[RecordedStack, ...]:
     """The stacks whose tokens count the rows, and the keys of weights."""
     axes = AXES[place.kind]
     stacks = {"queries": place.stack, "keys": place.key_stack}
@@ -147,17 +149,17 @@ def _check_same_tokens(info: RecordingInfo, of: Recorded, other: RecordingInfo, 
 
 
 def _parts(info: RecordingInfo, places: Sequence[Recorded]) -> list[ComparedPart]:
-    found = []
+    parts = []
     for place, shape in places:
         if AXES[place.kind][0] != "heads":
-            found.append(ComparedPart(layer=place.layer))
+            parts.append(ComparedPart(layer=place.layer))
             continue
         attention = info.attention(place.layer)
         labels = [str(head) for head in range(shape[0])]
         if attention is not None and len(attention.heads) == shape[0]:
             labels = list(attention.heads)
-        found += [ComparedPart(layer=place.layer, head=label) for label in labels]
-    return found
+        parts += [ComparedPart(layer=place.layer, head=label) for label in labels]
+    return parts
 
 
 def _job(bound: BoundComparison, device: Device, *, off_loop: bool) -> Job:

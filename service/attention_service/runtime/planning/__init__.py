@@ -1,1 +1,4 @@
-"""Planning: the kernel and the cost of what was bound."""
+"""Planning: the kernel and the cost of what was bound.
+
+It imports ``binding``, ``device`` and the cost. Read ``planner.py`` first.
+"""

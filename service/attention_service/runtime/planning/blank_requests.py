@@ -26,13 +26,13 @@ from attention_service.core.multihead import Sizes, laid_side_by_side, learned_o
 from attention_service.core.problem import Widths, added_keys
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.binding.bound_request import BoundRequest, QueryLayout
 from attention_service.runtime.planning.request_sizes import COARSE, RequestSizes, bucket_upper
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 META = torch.device("meta")
 _ROLES = ("query", "key", "value")
-_MOST = 2**62
+_MAX_ELEMENTS = 2**62
 """Elements of the largest tensor whose bytes are counted in 64 bits."""
 
 
@@ -58,7 +58,7 @@ def new_request(
     made = BoundRequest(
         module=None if sizes is None else blank_module(sizes, dtype),
         spec=spec,
-        layout=Layout(),
+        layout=QueryLayout(),
         batch=tokens.batch,
         heads=widths.heads,
         kv_heads=widths.kv_heads,
@@ -118,7 +118,7 @@ def _raw_request(
     made = new_request(key.spec, widths, dtype, sizes)
     if mask_dtype is not None:
         made.arrays["mask"] = np.broadcast_to(np.zeros((), mask_dtype), sizes.mask)
-    return made if batched else made.replaced(layout=Layout(batched=False))
+    return made if batched else made.replaced(layout=QueryLayout(batched=False))
 
 
 def blanked(bound: BoundRequest, threads: int) -> BoundRequest:
@@ -278,7 +278,7 @@ def _blank(shape: Collection[int], dtype: str) -> Array:
 
 
 def _like(array: Array, shape: Sequence[int]) -> Array:
-    if prod(shape) > _MOST:
+    if prod(shape) > _MAX_ELEMENTS:
         description = f"a tensor of shape {list(shape)}"
         raise InvalidRequest.at("shape", f"{description}: the counts do not fit 64 bits; ask for smaller sizes")
     return np.broadcast_to(np.zeros((), array.dtype), tuple(shape))

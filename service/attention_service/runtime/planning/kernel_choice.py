@@ -25,7 +25,7 @@ Run = Callable[[BoundRequest, str], Seen]
 """Rehearses an operation over a blank request by a kernel."""
 
 
-class Cost(NamedTuple):
+class OperationCost(NamedTuple):
     """The cost of one operation over one blank request."""
 
     peak_bytes: int
@@ -95,7 +95,7 @@ def _rank(bound: BoundRequest, kernel: str, clock: Clock, *, backward: bool) -> 
 
 def cost_of(
     bound: BoundRequest, kernel: str, device: Device, capacity: int, computation: str, run: Run, *, pairs: bool = False
-) -> Cost:
+) -> OperationCost:
     """The peak memory and the time of an operation over a blank request.
 
     If it needs far more than ``capacity`` bytes, nothing is rehearsed: the memory is a lower bound, and the time that
@@ -103,10 +103,12 @@ def cost_of(
     """
     matrix = bound.itemsize * bound.batch * bound.heads * bound.queries * bound.keys if pairs else 0
     if (least := least_bytes(bound, kernel) + matrix) > FAR * min(capacity, LARGEST):
-        return Cost(least, _rank(bound, kernel, device.clock, backward=computation == "gradients"), 0)
-    found = run(bound, kernel)
+        return OperationCost(least, _rank(bound, kernel, device.clock, backward=computation == "gradients"), 0)
+    rehearsal = run(bound, kernel)
     kind = kind_of(computation, kernel, bound.dtype)
-    return Cost(found.peak_bytes, device.clock.predict(found.total(), bound.itemsize, kind), found.results)
+    return OperationCost(
+        rehearsal.peak_bytes, device.clock.predict(rehearsal.total(), bound.itemsize, kind), rehearsal.results
+    )
 
 
 def least_bytes(bound: BoundRequest, kernel: str) -> int:

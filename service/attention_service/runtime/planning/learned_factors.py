@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from attention_service.cost import Clock, Factor, LearnedClock, kind_of
 from attention_service.modules.store_files import locked, read_regular, replace_file
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.planning.prediction_accuracy import TimedRun
 from attention_service.runtime.planning.run_ratios import RunRatios
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class LearnedFactors:
         self._has_news = False
         """True if a run counted since the factors were last computed, which takes tens of microseconds a kind."""
 
-    def see(self, run: Run, dtype: str, at: float) -> None:
+    def see(self, run: TimedRun, dtype: str, at: float) -> None:
         """Note a run that ended at this time. Its prediction was made with the present factors."""
         worked = run.seconds if run.processor is None else run.processor
         if run.predicted.median < SHORTEST_S or worked < _WORKED * run.seconds:
@@ -92,13 +92,13 @@ class LearnedFactors:
         if now < self._next or not self._has_news:
             return None
         self._has_news = False
-        found = {kind: factor for kind, runs in self._runs.items() if (factor := runs.ratios.factor()) is not None}
-        if not any(_differs(factor, self._factors.get(kind)) for kind, factor in found.items()):
+        factors = {kind: factor for kind, runs in self._runs.items() if (factor := runs.ratios.factor()) is not None}
+        if not any(_differs(factor, self._factors.get(kind)) for kind, factor in factors.items()):
             return None
         self._next, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
         self.changes += 1
         self.changed_at = datetime.now(UTC)
-        return self._clock(found)
+        return self._clock(factors)
 
     def load(self, root: Path, device: Device) -> LearnedClock | None:
         """Return the clock with the factors that are kept for this device; None if there are none that can be read."""
@@ -125,8 +125,8 @@ class LearnedFactors:
         except OSError as fault:
             log.warning("learned times could not be kept: %s: %s", fault.strerror, path)
 
-    def _clock(self, found: dict[str, Factor]) -> LearnedClock:
-        self._factors = self._factors | found
+    def _clock(self, factors: dict[str, Factor]) -> LearnedClock:
+        self._factors = self._factors | factors
         return LearnedClock(self._base, self._factors)
 
 

@@ -20,7 +20,7 @@ from attention_service.cost.rehearsal import Seen
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.blank_requests import at_sizes, blanked, global_positions, sizes_of
-from attention_service.runtime.planning.kernel_choice import PLAIN, Cost, able_kernels, choose_kernel, cost_of
+from attention_service.runtime.planning.kernel_choice import PLAIN, OperationCost, able_kernels, choose_kernel, cost_of
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.rehearsals import Operate, seen
 from attention_service.runtime.planning.request_sizes import COARSE, FINE, RequestSizes
@@ -29,12 +29,12 @@ SMALL: Final = 2**25
 """Bytes. A coarse bucket may be admitted for twice a request's need, which is little up to this size."""
 _UNLIMITED: Final = 2**62
 """Bytes, for plans that do not depend on memory."""
-_MOST: Final = 64
+_MAX_EXACT_PLANS: Final = 64
 """Exact sizes that one bucket caches."""
 _EVERYTHING: Final = Selection()
 
 
-class Question(NamedTuple):
+class PlanKey(NamedTuple):
     """Everything in a request that determines its plan, beside its tensors."""
 
     computation: accuracy.Computation = "forward"
@@ -65,7 +65,7 @@ class Rehearsed:
     the same."""
 
 
-def plan_request(bound: BoundRequest, question: Question, device: Device, capacity: int, rehearsed: Rehearsed) -> Plan:
+def plan_request(bound: BoundRequest, question: PlanKey, device: Device, capacity: int, rehearsed: Rehearsed) -> Plan:
     """The plan of a bound request.
 
     capacity: bytes that it may need at most, which bear on the kernel. Raises KernelUnsuitable where the kernel that
@@ -79,11 +79,11 @@ def plan_request(bound: BoundRequest, question: Question, device: Device, capaci
     if not question.has_sizes:
         return _plan_by_bucket(device, family, sizes, capacity, costs)
     key = family, sizes, capacity.bit_length()
-    exact: Bucket = device.plans.get(device.clock, key, lambda: Bucket(costs(), sizes, sizes, capacity))
+    exact: PlanBucket = device.plans.get(device.clock, key, lambda: PlanBucket(costs(), sizes, sizes, capacity))
     return exact.plan(sizes)
 
 
-def plan_pass(bound: BoundRequest, question: Question, device: Device, batch: int, rehearsed: Rehearsed) -> Plan:
+def plan_pass(bound: BoundRequest, question: PlanKey, device: Device, batch: int, rehearsed: Rehearsed) -> Plan:
     """The plan of a pass of ``batch`` sequences that joins several requests like this one."""
     sizes = sizes_of(bound)._replace(batch=batch, mask=())
 
@@ -100,14 +100,14 @@ class RequestCosts:
 
     blank: BoundRequest
     """One of them."""
-    question: Question
+    question: PlanKey
     device: Device
     rehearsed: Rehearsed
     flops: Callable[[RequestSizes, str], int]
-    _found: dict[Hashable, Cost] = field(default_factory=dict)
+    _found: dict[Hashable, OperationCost] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, bound: BoundRequest, question: Question, device: Device, rehearsed: Rehearsed) -> "RequestCosts":
+    def of(cls, bound: BoundRequest, question: PlanKey, device: Device, rehearsed: Rehearsed) -> "RequestCosts":
         """The costs of requests like this one."""
         blank = blanked(bound, device.threads)
         return cls(blank, question, device, rehearsed, partial(_flops, rehearsed.flops, blank))
@@ -127,18 +127,18 @@ class RequestCosts:
         backward = self.question.computation == "gradients"
         return choose_kernel(at_sizes(self.blank, sizes), able, self.device.clock, capacity, peak, backward=backward)
 
-    def cost(self, sizes: RequestSizes, kernel: str, capacity: int) -> Cost:
+    def cost(self, sizes: RequestSizes, kernel: str, capacity: int) -> OperationCost:
         """Peak memory and time; of memory a lower bound if that is far above ``capacity`` bytes."""
         return self._cost(sizes, kernel, capacity, self.rehearsed.operate)
 
-    def _cost(self, sizes: RequestSizes, kernel: str, capacity: int, operate: Operate) -> Cost:
+    def _cost(self, sizes: RequestSizes, kernel: str, capacity: int, operate: Operate) -> OperationCost:
         key, question = (sizes, kernel, operate), self.question
 
         def run(bound: BoundRequest, kernel: str) -> Seen:
-            found = seen(
+            rehearsal = seen(
                 bound, kernel, operate, twice=question.needs.double_backward, whole=question.whole or question.pairs
             )
-            return found.scaled(self.rehearsed.times)
+            return rehearsal.scaled(self.rehearsed.times)
 
         if key not in self._found:
             bound = at_sizes(self.blank, sizes)
@@ -147,7 +147,7 @@ class RequestCosts:
         return self._found[key]
 
 
-class Bucket:
+class PlanBucket:
     """The plans of all sizes between a lower and an upper end.
 
     The kernel is that of the upper end. FLOPs are exact, and the time is interpolated by them.
@@ -175,7 +175,7 @@ class Bucket:
         if plan is None:
             flops = self._flops(sizes, self.kernel)
             plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._off_loop, self._result_bytes)
-            if len(self._plans) >= _MOST:
+            if len(self._plans) >= _MAX_EXACT_PLANS:
                 self._plans.clear()
             self._plans[sizes] = plan
         return plan
@@ -203,8 +203,8 @@ def _plan_by_bucket(
     """
     cache, clock = device.plans, device.clock
 
-    def planned(low: RequestSizes, high: RequestSizes, capacity: int, steps: int | None) -> Bucket:
-        return cache.get(clock, (family, high, steps, capacity), lambda: Bucket(costs(), low, high, capacity))
+    def planned(low: RequestSizes, high: RequestSizes, capacity: int, steps: int | None) -> PlanBucket:
+        return cache.get(clock, (family, high, steps, capacity), lambda: PlanBucket(costs(), low, high, capacity))
 
     # A bucket is planned for the next power of two, and holds for every capacity below that holds its peak.
     ceiling = 1 << capacity.bit_length()
@@ -221,7 +221,7 @@ def _flops(count: Callable[[BoundRequest, str], int], blank: BoundRequest, sizes
     return count(at_sizes(blank, sizes), kernel)
 
 
-def family_of(bound: BoundRequest, question: Question, device: Device) -> Hashable:
+def family_of(bound: BoundRequest, question: PlanKey, device: Device) -> Hashable:
     """Equal for requests that differ in their sizes and numbers alone."""
     module, arrays = bound.module, bound.arrays
     return (
@@ -246,9 +246,14 @@ def family_of(bound: BoundRequest, question: Question, device: Device) -> Hashab
 def edit_sizes(edits: Sequence[Edit]) -> Hashable:
     """The facts about edits that bear on their cost."""
     return tuple(
-        (edit.tap, edit.renormalize, edit.scale is None, edit.value is not None and edit.value.shape, *_counts(edit))
+        (edit.tap, edit.renormalize, _action(edit), edit.tensor is not None and edit.tensor.shape, *_counts(edit))
         for edit in edits
     )
+
+
+def _action(edit: Edit) -> str:
+    """The action of an edit, where it bears on the cost."""
+    return "scale" if edit.scale is not None else "put" if edit.add is None else "add"
 
 
 def _counts(named: Edit | Selection) -> Iterator[int | None]:
@@ -265,5 +270,5 @@ def selection_sizes(selection: Selection) -> Hashable:
 def names_tokens(edits: Sequence[Edit], selection: Selection = _EVERYTHING) -> bool:
     """True if edits or a selection name queries or keys, or bring tensors."""
     return selection.queries is not None or any(
-        edit.queries is not None or edit.keys is not None or edit.value is not None for edit in edits
+        edit.queries is not None or edit.keys is not None or edit.tensor is not None for edit in edits
     )

@@ -24,7 +24,7 @@ RATIO_EDGES = (
 
 
 @dataclass(slots=True)
-class Run:
+class TimedRun:
     """One successful run, of one request or of several at once."""
 
     kernel: str
@@ -56,15 +56,15 @@ class Accuracy:
     """The last runs of each kernel and purpose since the clock was set."""
 
     def __init__(self) -> None:
-        self.watchers: list[Callable[[Sequence[Run]], None]] = []
+        self.watchers: list[Callable[[Sequence[TimedRun]], None]] = []
         """Called with all runs, several at a time."""
-        self._runs: dict[tuple[str, Computation, bool], deque[Run]] = {}
+        self._runs: dict[tuple[str, Computation, bool], deque[TimedRun]] = {}
 
     def restart(self) -> None:
         """Forget all runs: a new clock predicts."""
         self._runs.clear()
 
-    def record(self, runs: Sequence[Run]) -> None:
+    def record(self, runs: Sequence[TimedRun]) -> None:
         """Keep runs."""
         for run in runs:
             key = run.kernel, run.purpose, run.model
@@ -84,7 +84,7 @@ class Accuracy:
         return [_errors(*key, list(runs)) for key, runs in sorted(self._runs.items())]
 
 
-def _errors(kernel: str, purpose: Computation, model: bool, runs: list[Run]) -> PredictionErrors:
+def _errors(kernel: str, purpose: Computation, model: bool, runs: list[TimedRun]) -> PredictionErrors:
     errors = np.array([run.ratio for run in runs]) - 1
     distances = np.abs(errors)
     return PredictionErrors(
@@ -102,14 +102,14 @@ def _errors(kernel: str, purpose: Computation, model: bool, runs: list[Run]) -> 
     )
 
 
-def _histogram(runs: list[Run]) -> RatioHistogram:
+def _histogram(runs: list[TimedRun]) -> RatioHistogram:
     counts = [0] * (len(RATIO_EDGES) + 1)
     for run in runs:
         counts[bisect_left(RATIO_EDGES, run.ratio)] += 1
     return RatioHistogram(edges=list(RATIO_EDGES), counts=counts)
 
 
-def _memory(runs: list[Run]) -> MemoryErrors | None:
+def _memory(runs: list[TimedRun]) -> MemoryErrors | None:
     errors = [run.peak_bytes / run.estimated_bytes - 1 for run in runs if run.peak_bytes is not None]
     if not errors:
         return None

@@ -34,7 +34,7 @@ class Launched(Protocol):
 Operate = Callable[[BoundRequest, Kernel | str], Launched]
 """Makes the operation over a blank request, by a kernel or the method of this name."""
 
-_FEW = 12
+_REHEARSED_PIECES = 12
 """Pieces that are rehearsed, and one less."""
 _LONG = 2**17
 """Larger sizes are extrapolated from three smaller ones."""
@@ -88,8 +88,8 @@ def _in_pieces(
             return _grown(bound, dimension, size, smaller or partial(_in_pieces, once=once, twice=twice))
     unit = _unit(bound, twice=twice)
     shared = bound.queries if approximation_of(bound.spec) is None else min(bound.queries, bound.new_keys)
-    more = 0 if unit is None else shared // unit - _FEW
-    if unit is None or more < _FEW:
+    more = 0 if unit is None else shared // unit - _REHEARSED_PIECES
+    if unit is None or more < _REHEARSED_PIECES:
         return once(bound)
     few, fewer = (once(_shorter(bound, each * unit)) for each in (more, more + 1))
     sections = {at: x + (x - fewer.sections[at]).times(more) for at, x in few.sections.items() if at in fewer.sections}
@@ -99,9 +99,9 @@ def _in_pieces(
 
 def _longer(few: Bytes, fewer: Bytes, more: int) -> Bytes:
     """With so many more pieces; by tensor where the same ones are held."""
-    found = {name: size + more * (size - fewer.get(name, 0)) for name, size in few.items()}
-    if fewer.keys() <= found.keys() and min(found.values(), default=0) >= 0:
-        return found
+    bytes_by_name = {name: size + more * (size - fewer.get(name, 0)) for name, size in few.items()}
+    if fewer.keys() <= bytes_by_name.keys() and min(bytes_by_name.values(), default=0) >= 0:
+        return bytes_by_name
     whole = sum(few.values())
     return {"workspace": whole + more * (whole - sum(fewer.values()))}
 

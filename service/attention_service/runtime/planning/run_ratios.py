@@ -12,7 +12,7 @@ FEWEST: Final = 5
 """Runs from which a kind has a factor."""
 _KEPT: Final = 64
 """Last runs of a kind."""
-_FEW, _WIDE = 16, math.log(2.0)
+_HALF_WAY_RUNS, _WIDE_BOUND = 16, math.log(2.0)
 """With this many runs, the bounds lie half-way between those of the runs and a factor of 2."""
 _LEVEL: Final = 4.0
 """Spread of the logarithms of predicted times, as a sum of squares, at which half of the slope counts: runs that are
@@ -47,7 +47,7 @@ class RunRatios:
         middle = float(np.median(levels[-self._recent :]))
         low, high = np.quantile(levels, (0.05, 0.95)).tolist()
         short, long = (middle + slope * float(end) for end in (away.min(), away.max()))
-        share = len(self._seen) / (len(self._seen) + _FEW)
+        share = len(self._seen) / (len(self._seen) + _HALF_WAY_RUNS)
         below, above = min(low - middle, 0.0), max(high - middle, 0.0)
-        low, high = share * below - (1 - share) * _WIDE, share * above + (1 - share) * _WIDE
+        low, high = share * below - (1 - share) * _WIDE_BOUND, share * above + (1 - share) * _WIDE_BOUND
         return Factor(float(sizes.min()), float(sizes.max()), short, long, low, high)

@@ -1,1 +1,4 @@
-"""Scheduling: the queue, batches, the memory budget and the device's lane."""
+"""Scheduling: the queue, batches, the memory budget and the device's lane.
+
+It imports ``planning`` and the rooms below it. Read ``executor.py`` first.
+"""

@@ -19,7 +19,7 @@ from attention_service.core.methods import approximation_of
 from attention_service.cost import Estimate
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.scheduling.jobs import Job, Joining
+from attention_service.runtime.scheduling.jobs import Job, JobJoiner
 from attention_service.runtime.scheduling.operation import Fields, execute
 
 BATCH_S = 5e-3
@@ -82,12 +82,12 @@ class Batch:
         mixed = _joining(self.jobs[0]).mixed
         stacks = [stacked([bounds[place] for place in group]) for group in self.groups]
         if len(stacks) == 1 or mixed is None:
-            found = [execute(first.operation(stacks[0]), device)]
+            fields_of_groups = [execute(first.operation(stacks[0]), device)]
         else:
             fields = execute(mixed(stacks), device)
-            found = [fields[str(index)] for index in range(len(stacks))]
+            fields_of_groups = [fields[str(index)] for index in range(len(stacks))]
         answers: dict[int, Fields] = {}
-        for group, whole in zip(self.groups, found, strict=True):
+        for group, whole in zip(self.groups, fields_of_groups, strict=True):
             start = 0
             for place in group:
                 stop = start + bounds[place].batch
@@ -140,7 +140,7 @@ def _plan(jobs: Sequence[Job]) -> Plan:
     return _joining(jobs[0]).plan(jobs[0].bound, sum(job.bound.batch for job in jobs))
 
 
-def _joining(job: Job) -> Joining:
+def _joining(job: Job) -> JobJoiner:
     if job.prepared.joining is None:
         raise TypeError("a job that runs alone is in no batch")
     return job.prepared.joining

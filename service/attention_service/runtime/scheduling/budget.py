@@ -339,7 +339,7 @@ class Budget:
             turn.done.set_result(None)
 
 
-class Body:
+class BodyMemory:
     """The memory of one body, taken as it comes, and then of the reply to it; to be given back at the end.
 
     Bodies do not wait, and one computation at a time goes on beside them: callers who send slowly stop nobody.

@@ -32,7 +32,7 @@ from attention_service.runtime.scheduling.passes import (
     Pass,
     PassResult,
     PassRun,
-    Waiting,
+    WaitingJob,
     draining,
     late,
     ran_of,
@@ -54,7 +54,7 @@ _SIDE = 128
 """Side of the matrices that are multiplied, since a hand-off also slows down the work that is handed over."""
 
 
-class Run(Protocol):
+class DeviceCall(Protocol):
     """Runs something on the device's thread."""
 
     def __call__(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
@@ -146,7 +146,7 @@ class Executor:
         else:
             # Wait for a pass of its lane, alone or with its kind. The pass gives the memory back.
             done = asyncio.get_running_loop().create_future()
-            waiting = Waiting(done, job.run, job, clock, deadline, admitted, group)
+            waiting = WaitingJob(done, job.run, job, clock, deadline, admitted, group)
             result: JobResult = await self._through(waiting, lane, now=now)
             fields, run = result
         ran = ran_of(job, run, admitted, self.device)
@@ -198,13 +198,13 @@ class Executor:
     async def stop(self) -> None:
         """Refuse what waits, and stop what runs."""
         for lane in (self._short, self._long):
-            for each in list(lane.waiting):
-                lane.drop(each)
-                _answer(each, draining())
-                self._give_back(each)
+            for job in list(lane.waiting):
+                lane.drop(job)
+                _answer(job, draining())
+                self._give_back(job)
         await asyncio.gather(self._short.stop(), self._long.stop())
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, waiting: WaitingJob) -> None:
         """Give a job up: it leaves the queue, or stops at its next checkpoint if nobody else waits for its pass."""
         for lane in (self._short, self._long):
             if lane.remove(waiting):
@@ -212,12 +212,12 @@ class Executor:
 
     async def _call(self, work: Callable[[], ResultT], lane: Lane) -> ResultT:
         """Run other work in the queue of a lane."""
-        waiting = Waiting(asyncio.get_running_loop().create_future(), work, None, self.device.clock)
+        waiting = WaitingJob(asyncio.get_running_loop().create_future(), work, None, self.device.clock)
         now = self._begins(None, lane, waiting.admitted)
         result: ResultT = await self._through(waiting, lane, now=now)
         return result
 
-    async def _through(self, waiting: Waiting, lane: Lane, *, now: bool) -> Any:
+    async def _through(self, waiting: WaitingJob, lane: Lane, *, now: bool) -> Any:
         """Wait in the queue of a lane for the result. ``now``: begin the next pass at once."""
         loop = asyncio.get_running_loop()
         lane.add(waiting)
@@ -261,7 +261,7 @@ class Executor:
                 if time.monotonic() > until:
                     break
 
-    def _expire(self, waiting: Waiting, lane: Lane) -> None:
+    def _expire(self, waiting: WaitingJob, lane: Lane) -> None:
         """Refuse a job that has not begun by its deadline."""
         if waiting in lane.waiting:
             self.leave(waiting)
@@ -284,7 +284,7 @@ class Executor:
         except RuntimeError:  # the thread was stopped
             self._finish(following, PassResult([draining() for _ in following.taken]))
 
-    def _drops(self, waiting: Waiting, lane: Lane) -> bool:
+    def _drops(self, waiting: WaitingJob, lane: Lane) -> bool:
         """Drop a job that was given up in this turn, or whose deadline passed before its timer had a turn."""
         if waiting.done.done():
             lane.drop(waiting)
@@ -344,7 +344,7 @@ class Executor:
         run.alone = self._long.running is None
         self._watch(run)
 
-    def _give_back(self, waiting: Waiting) -> None:
+    def _give_back(self, waiting: WaitingJob) -> None:
         if waiting.job is not None:
             self._release(waiting.job)
 
@@ -357,7 +357,7 @@ class Executor:
             job.ending.now()
 
 
-def _answer(waiting: Waiting, answer: Any) -> None:
+def _answer(waiting: WaitingJob, answer: Any) -> None:
     if waiting.done.done():  # given up
         return
     if isinstance(answer, BaseException):

@@ -14,7 +14,7 @@ from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.scheduling.operation import Fields, Operation, execute
+from attention_service.runtime.scheduling.operation import DeviceOperation, Fields, execute
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
 
@@ -35,14 +35,14 @@ def is_short(plan: Plan) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Joining:
+class JobJoiner:
     """The means to run jobs of one module, or of raw attention, in one pass."""
 
     group: object
     """The same object for jobs of one module that can run in one pass."""
     plan: Callable[[BoundRequest, int], Plan]
     """Plans a pass of so many sequences with the lengths of one request."""
-    mixed: Callable[[Sequence[BoundRequest]], Operation] | None = None
+    mixed: Callable[[Sequence[BoundRequest]], DeviceOperation] | None = None
     """Makes the operation over different lengths; None if only equal ones can be joined."""
     longest_s: float | None = None
     """Seconds that the jobs of one pass would take one after the other, by the upper bounds of their predictions, at
@@ -57,11 +57,11 @@ class Prepared:
     plan: Plan
     dtype: str
     device: torch.device
-    operation: Callable[[Any], Operation]
+    operation: Callable[[Any], DeviceOperation]
     """Makes the operation over a bound request, or over several stacked along the batch."""
     watched: bool = True
     """True if factors are learned from runs of this kind."""
-    joining: Joining | None = None
+    joining: JobJoiner | None = None
     """None for a job that always runs alone."""
     is_short: bool = field(init=False)
     """True if the job does not wait behind long ones."""
@@ -134,14 +134,14 @@ def job_of_request(
     if alike is None:
         return Job(plan(bound, request, device, capacity), bound, bound.module)
     key = plan, alike, capacity.bit_length()
-    found: Prepared | None = device.plans.find(device.clock, key)
-    if found is None or found.plan.peak_bytes > capacity:
+    prepared: Prepared | None = device.plans.find(device.clock, key)
+    if prepared is None or prepared.plan.peak_bytes > capacity:
         # It is remembered without its tensors, whose memory would stay taken.
         tensors = {name: x for name, x in vars(request).items() if isinstance(x, np.ndarray)}
         blank = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape).view(type(x)) for name, x in tensors.items()}
-        found = plan(bound, with_tensors(request, blank), device, capacity)
-        device.plans.keep(device.clock, key, found)
-    return Job(found, bound, bound.module)
+        prepared = plan(bound, with_tensors(request, blank), device, capacity)
+        device.plans.keep(device.clock, key, prepared)
+    return Job(prepared, bound, bound.module)
 
 
 def _alike(bound: BoundRequest, request: AttentionInputs) -> Hashable:

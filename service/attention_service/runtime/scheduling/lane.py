@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling.fair_queue import FairQueue
-from attention_service.runtime.scheduling.passes import Pass, PassResult, Waiting
+from attention_service.runtime.scheduling.passes import Pass, PassResult, WaitingJob
 from attention_service.runtime.scheduling.watchdog import Watchdog
 
 _PATIENCE = 5
@@ -23,7 +23,7 @@ class Lane:
     def __init__(self, device: Device, watchdog: Watchdog, *, long: bool) -> None:
         self.long = long
         """True for the lane of long work, which gives way to the other."""
-        self.waiting: FairQueue[Waiting] = FairQueue()
+        self.waiting: FairQueue[WaitingJob] = FairQueue()
         """Changed by ``add``, ``begin`` and ``drop`` alone."""
         self._groups: Counter[Hashable] = Counter()
         self.running: Pass | None = None
@@ -32,30 +32,30 @@ class Lane:
         self._watchdog = watchdog
         self._thread = self._started()
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingJob) -> None:
         """Put a job into the queue."""
         self.waiting.add(waiting)
         self._groups[waiting.group] += 1
 
-    def mates(self, waiting: Waiting) -> list[Waiting]:
+    def mates(self, waiting: WaitingJob) -> list[WaitingJob]:
         """The waiting jobs that can run in one pass with one of them, which comes first."""
         group = waiting.group
         if group is None or self._groups[group] < 2:
             return [waiting]
         return [waiting, *(each for each in self.waiting if each.group == group and each is not waiting)]
 
-    def begin(self, taken: Sequence[Waiting]) -> None:
+    def begin(self, taken: Sequence[WaitingJob]) -> None:
         """Take jobs that begin out of the queue."""
         for waiting in taken:
             self.waiting.begin(waiting, waiting.predicted)
             self._leave_group(waiting)
 
-    def drop(self, waiting: Waiting) -> None:
+    def drop(self, waiting: WaitingJob) -> None:
         """Take a job that ends before it began out of the queue."""
         self.waiting.remove(waiting)
         self._leave_group(waiting)
 
-    def _leave_group(self, waiting: Waiting) -> None:
+    def _leave_group(self, waiting: WaitingJob) -> None:
         self._groups[waiting.group] -= 1
         if not self._groups[waiting.group]:
             del self._groups[waiting.group]
@@ -85,7 +85,7 @@ class Lane:
         with self._watchdog.watching(name, following.cancellation, expected):
             return following.run(self._device)
 
-    def remove(self, waiting: Waiting) -> bool:
+    def remove(self, waiting: WaitingJob) -> bool:
         """Take a job out of the queue, or stop the running pass if nobody waits for it. True if it had not begun."""
         if waiting in self.waiting:
             self.drop(waiting)

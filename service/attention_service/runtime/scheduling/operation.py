@@ -34,7 +34,7 @@ class Uploaded:
     edits: Sequence[BoundEdit] = ()
 
 
-class Operation(ABC):
+class DeviceOperation(ABC):
     """One request, or several joined, ready to run on a device."""
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class _NotFinite(Exception):
     """Numbers that were taken for finite are not."""
 
 
-def execute(operation: Operation, device: torch.device) -> Fields:
+def execute(operation: DeviceOperation, device: torch.device) -> Fields:
     """Run all three steps and wait for the result.
 
     On a GPU, whose numbers would have to be waited for, they are taken for finite, and looked at as the result comes;
@@ -68,7 +68,7 @@ def execute(operation: Operation, device: torch.device) -> Fields:
     return operation.collect(operation.launch(operation.upload(device)))
 
 
-def _looked_at(operation: Operation, device: torch.device, sums: list[Tensor]) -> Fields:
+def _looked_at(operation: DeviceOperation, device: torch.device, sums: list[Tensor]) -> Fields:
     try:
         fields = operation.collect(operation.launch(operation.upload(device)))
     except InvalidRequest as fault:  # perhaps of what comes of numbers that are not finite

@@ -15,7 +15,7 @@ from attention_service.cost import Clock
 from attention_service.runtime.callers import caller as asking
 from attention_service.runtime.device.torch_device import Device, is_out_of_memory
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.planning.prediction_accuracy import TimedRun
 from attention_service.runtime.scheduling.batches import Batch
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Fields
@@ -46,13 +46,13 @@ class PassRun:
     """True if no long work ran at the same time."""
 
     @property
-    def run(self) -> Run:
+    def run(self) -> TimedRun:
         """The run, with its prediction."""
         plan, seconds = self.plan, self.ended - self.began
         purpose, peaks = self.prepared.purpose, (plan.peak_bytes, self.peak_bytes)
         # On a GPU the processor launches the work alone, and its time says nothing of the device's.
         processor = seconds if self.on_gpu else min(self.processor, seconds)
-        return Run(plan.kernel, purpose, plan.predicted, seconds, *peaks, self.batch, processor)
+        return TimedRun(plan.kernel, purpose, plan.predicted, seconds, *peaks, self.batch, processor)
 
 
 JobResult = tuple[Fields, PassRun]
@@ -84,7 +84,7 @@ def ran_of(job: Job, run: PassRun, admitted: float, device: Device) -> Ran:
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
+class WaitingJob:
     """An admitted job, or other work on the device, which has no job."""
 
     done: "asyncio.Future[Any]"
@@ -119,7 +119,7 @@ class PassResult:
 class Pass:
     """Jobs, or other work, that run at once."""
 
-    taken: Sequence[Waiting]
+    taken: Sequence[WaitingJob]
     batch: Batch | None = None
     cancellation: Cancellation = field(default_factory=Cancellation)
 
@@ -203,7 +203,7 @@ def late() -> DeadlineExceeded:
     )
 
 
-def _alone(waiting: Waiting, device: Device, runs: list[PassRun]) -> Any:
+def _alone(waiting: WaitingJob, device: Device, runs: list[PassRun]) -> Any:
     """The answer to one of the waiting. A job that ends well is added to the runs."""
     try:
         if waiting.job is None:

@@ -13,7 +13,7 @@ from attention_service.runtime.request_timing import Later
 from attention_service.runtime.scheduling.passes import PassRun
 
 
-class Predictions:
+class PredictionWatch:
     """Compares predictions of one device with its runs, and corrects its clock. Used from the event loop only."""
 
     def __init__(self, device: Device, root: Path, files: Executor, *, learns: bool) -> None:

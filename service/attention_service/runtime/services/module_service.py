@@ -66,9 +66,9 @@ class ModuleService:
 
     async def checkpoints(self) -> CheckpointList:
         """Every checkpoint of the model repository, by its headers, and those that are being fetched."""
-        found = await self._runner.in_thread(partial(catalogue.listed, self._library.root))
+        catalogued = await self._runner.in_thread(partial(catalogue.listed, self._library.root))
         coming = [CheckpointInfo(**each.model_dump(exclude={"attentions"})) for each in self.fetches.under_way()]
-        return CheckpointList(checkpoints=sorted(found.checkpoints + coming, key=attrgetter("path")))
+        return CheckpointList(checkpoints=sorted(catalogued.checkpoints + coming, key=attrgetter("path")))
 
     async def checkpoint(self, path: str) -> CheckpointReply:
         """One checkpoint. Raises CheckpointNotFound and InvalidCheckpoint."""

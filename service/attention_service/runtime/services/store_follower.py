@@ -80,12 +80,12 @@ class StoreFollower:
 
     def _waiting(self, seconds: float) -> "list[asyncio.Future[None]]":
         """Return those that wait for a look, after so many seconds if there are none before."""
-        found: list[asyncio.Future[None]] = []
+        callers: list[asyncio.Future[None]] = []
         with suppress(Empty):
-            found.append(self._callers.get(timeout=seconds))
+            callers.append(self._callers.get(timeout=seconds))
             while True:
-                found.append(self._callers.get_nowait())
-        return found
+                callers.append(self._callers.get_nowait())
+        return callers
 
     @contextmanager
     def _admitted(self, loop: asyncio.AbstractEventLoop, need: int) -> Iterator[None]:

@@ -122,10 +122,10 @@ class DecodeSession:
         """The number of pages that only this session uses, and of those that others use too."""
         own = shared = 0
         for slab, runs in groupby(self.runs, attrgetter("slab")):
-            found = list(runs)
-            first = found[0].first
-            times = np.zeros(max(run.stop for run in found) - first, np.int32)
-            for run in found:
+            page_runs = list(runs)
+            first = page_runs[0].first
+            times = np.zeros(max(run.stop for run in page_runs) - first, np.int32)
+            for run in page_runs:
                 times[run.first - first : run.stop - first] += 1
             used = times > 0
             others = int((slab.users[first : first + len(times)] > times)[used].sum())

@@ -63,7 +63,7 @@ _KEPT_BYTES = 2**16
 log = logging.getLogger(__name__)
 
 
-class Sessions:
+class LiveSessions:
     """The sessions of one engine. Used from the event loop only."""
 
     def __init__(
@@ -159,10 +159,10 @@ class Sessions:
 
     def listing(self, request: ListSessions) -> SessionList:
         """One page of the caller's sessions, and the memory of all."""
-        found, more = self.registry.page(int(request.cursor or 0), request.limit)
+        sessions, more = self.registry.page(int(request.cursor or 0), request.limit)
         return SessionList(
-            sessions=[session.info() for session in found],
-            next=str(found[-1].serial) if more else None,
+            sessions=[session.info() for session in sessions],
+            next=str(sessions[-1].serial) if more else None,
             total=self.registry.of_caller(),
             page_tokens=page_tokens(self._runner.device.torch),
             pages=self.pool.pages,
@@ -231,11 +231,11 @@ class Sessions:
         """Run steps of many sessions, each with its own reply or problem."""
         running = [self.step(each.session, each, deadline) for each in request.steps]
         answers = await asyncio.gather(*running, return_exceptions=True)
-        found = [
+        outcomes = [
             _problem(each.session, answer) if isinstance(answer, BaseException) else answer
             for each, answer in zip(request.steps, answers, strict=True)
         ]
-        return valid(StepsReply, {"steps": found})
+        return valid(StepsReply, {"steps": outcomes})
 
     async def ask(
         self, question: str, id: str, request: SessionQuestion, deadline: float | None = None  # noqa: A002

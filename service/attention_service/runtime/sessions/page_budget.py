@@ -18,7 +18,7 @@ from attention_service.runtime.sessions.decode_session import DecodeSession, pag
 
 
 @dataclass
-class Totals:
+class SessionTotals:
     """Sums of what sessions hold, kept up to date by ``count``."""
 
     of_owner: Counter[str] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class PageBudget:
     """Bytes that pages may take."""
     pinned_limit: int
     """Bytes that pages of pinned sessions may take."""
-    totals: Totals
+    totals: SessionTotals
     sessions: Callable[[], Iterable[DecodeSession]]
     evict: Callable[[DecodeSession], None]
 

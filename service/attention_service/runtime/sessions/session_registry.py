@@ -14,7 +14,7 @@ from attention_contract.errors import Overloaded, SessionGone, SessionNotFound
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
 from attention_service.runtime.sessions.decode_session import DecodeSession
-from attention_service.runtime.sessions.page_budget import Totals, due
+from attention_service.runtime.sessions.page_budget import SessionTotals, due
 
 KeyT = TypeVar("KeyT")
 _REMEMBERED = 65_536
@@ -40,7 +40,7 @@ class SessionRegistry:
         """Events since the start."""
         self.reply_bytes = 0
         """Bytes of the replies that are kept."""
-        self.totals = Totals()
+        self.totals = SessionTotals()
         self._check_ready = check_ready
         self._freed = freed
         self._most = most
@@ -103,8 +103,8 @@ class SessionRegistry:
         self.expire()
         asks = caller.get()
         later = (each for each in self._live.values() if each.serial > after and asks.may_use(each.owner))
-        found = list(islice(later, limit + 1))
-        return found[:limit], len(found) > limit
+        sessions = list(islice(later, limit + 1))
+        return sessions[:limit], len(sessions) > limit
 
     def stop(self) -> None:
         """Look for expired sessions no more."""

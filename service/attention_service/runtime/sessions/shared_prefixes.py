@@ -72,9 +72,9 @@ def share(pool: PagePool, tables: Sequence[BlockTable], prefixes: Sequence[Prefi
             prefix.extend(_inputs(query[row], None if places is None else places[row])), first
         ):
             own = table.page(index)
-            found = pool.named(name, own)
-            if found != own:
-                table.replace_page(index, found)
+            held_page = pool.named(name, own)
+            if held_page != own:
+                table.replace_page(index, held_page)
 
 
 def _inputs(query: Array, places: Array | None) -> list[bytes]:

@@ -125,8 +125,8 @@ async def step(
     if session.keeper is not None:
         seen = await _weights(runner, session, request, new, deadline, rows)
         kept = session.keeper.after_step(seen, held, new)
-    for tables, found in ((session.tables, rows), (session.whole or (), whole)):
-        for table, row in zip(tables, found, strict=True):
+    for tables, rows_of_tables in ((session.tables, rows), (session.whole or (), whole)):
+        for table, row in zip(tables, rows_of_tables, strict=True):
             table.append(row.new)
     session.length += new
     if kept is not None:
@@ -175,11 +175,11 @@ async def _in_parts(
 
 def writable(tables: Sequence[BlockTable], new: int) -> list[Cached]:
     """The past of each sequence, and slots for its new tokens."""
-    found = []
+    caches = []
     for table in tables:
         spans = table.writable(new)  # may move the last page
-        found.append(Cached(table.spans, spans))
-    return found
+        caches.append(Cached(table.spans, spans))
+    return caches
 
 
 def readable(tables: Sequence[BlockTable]) -> list[Cached]:
@@ -224,8 +224,8 @@ async def _weights(
     }  # fmt: skip
     changed = request.model_copy(update=changes)
     fields, _ = await run_over_past(runner, session, step_operation.prepare, changed, deadline, rows)
-    found = to_torch(fields["weights"])
-    return found if request.query.ndim == 3 else found[None]
+    weights = to_torch(fields["weights"])
+    return weights if request.query.ndim == 3 else weights[None]
 
 
 def keep(tables: Sequence[BlockTable], kept: Tensor) -> None:
@@ -259,8 +259,8 @@ def past_of(session: DecodeSession) -> dict[str, Array]:
     shapes = step_operation.past_arrays(session.module, len(session.tables), session.held)
     rows, module = readable(session.tables), session.module
     dtype = module.parameters["q_proj.weight"].dtype
-    found = gathered(rows, shapes["past_key"].shape, shapes["past_value"].shape, module.device, dtype)
-    return {name: to_numpy(x.clone()) for name, x in found.items()}
+    past = gathered(rows, shapes["past_key"].shape, shapes["past_value"].shape, module.device, dtype)
+    return {name: to_numpy(x.clone()) for name, x in past.items()}
 
 
 def bind_past(module: Module, sequences: int | None, key: Array, value: Array) -> tuple[Tensor, Tensor]:
@@ -269,18 +269,18 @@ def bind_past(module: Module, sequences: int | None, key: Array, value: Array) -
     Raises ShapeMismatch unless they fit the module and the number of sequences.
     """
     sizes = module.sizes
-    found: list[Array] = []
+    pasts: list[Array] = []
     for name, array, width in (("past_key", key, sizes.head_dim), ("past_value", value, sizes.value_dim)):
         full = array[None] if array.ndim == 3 else array
         expected = f"[{sequences or 'B'}, {sizes.kv_heads}, P, {width}]"
         fits = full.ndim == 4 and full.shape[1] == sizes.kv_heads and full.shape[3] == width and full.shape[0] > 0
         if not fits or sequences not in {None, full.shape[0]}:
             raise wrong_shape(name, f"{expected} ([B, Hkv, P, width])", array, expected)
-        if found and found[0].shape[:3] != full.shape[:3]:
-            alike = list(found[0].shape[:3])
+        if pasts and pasts[0].shape[:3] != full.shape[:3]:
+            alike = list(pasts[0].shape[:3])
             raise wrong_shape(name, f"as many sequences and tokens as past_key has, {alike}", array, alike)
-        found.append(full)
-    keys, values = map(to_torch, found)
+        pasts.append(full)
+    keys, values = map(to_torch, pasts)
     return keys, values
 
 

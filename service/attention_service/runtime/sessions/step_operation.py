@@ -35,18 +35,18 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, forward
 from attention_service.runtime.scheduling.batches import in_common
-from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.jobs import Job, JobJoiner, Prepared
+from attention_service.runtime.scheduling.operation import DeviceOperation, Fields, Results, Uploaded, on_host
 from attention_service.runtime.sessions.step_plans import IN_PLACE, StepPlan, bucket
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
 
-_TOKENS = ("query", "key", "value")
+_NEW_TOKEN_TENSORS = ("query", "key", "value")
 """The tensors that hold new tokens; a step may bring the query alone."""
-_TOKENS_ALONE = frozenset({*_TOKENS, "at", "step", "version", "encoding"})
+_TOKENS_ALONE = frozenset({*_NEW_TOKEN_TENSORS, "at", "step", "version", "encoding"})
 """The fields of a step that brings nothing but tokens, and asks for their output alone."""
 _ARRAYS = attrgetter("arrays")
-_READ = {*_TOKENS, "key_mask", "past_key", "past_value", "positions"}
+_READ = {*_NEW_TOKEN_TENSORS, "key_mask", "past_key", "past_value", "positions"}
 """The tensors of a request that attends in place."""
 _OTHERS = frozenset({
     "mask", "key_mask", "key_lengths", "global_mask", "gate", "beta", "initial_state",
@@ -100,14 +100,14 @@ def planned(
     if not _is_plain(request):
         return None
     past = rows[0].tokens
-    found: tuple[BoundRequest, StepPlan, Prepared] | None = device.plans.find(
+    cached_plan: tuple[BoundRequest, StepPlan, Prepared] | None = device.plans.find(
         device.clock, _bucket_key(module, request, bucket(past)[1])
     )
-    if found is None or found[1].plan.peak_bytes > capacity:
+    if cached_plan is None or cached_plan[1].plan.peak_bytes > capacity:
         return None
-    blank, plan, prepared = found
+    blank, plan, prepared = cached_plan
     arrays = {}
-    for name in _TOKENS:
+    for name in _NEW_TOKEN_TENSORS:
         if (x := getattr(request, name)) is not None:
             arrays[name] = x if x.ndim == 3 else x[None]
     bound = blank.replaced(module=module, cached=rows, past=past, keys=past + blank.queries, arrays=arrays)
@@ -143,7 +143,7 @@ def _bucket_key(module: Module, request: ForwardRequest, last: int) -> Hashable:
 
 def _prepared(bound: BoundRequest, plan: StepPlan, device: Device) -> Prepared:
     group = device.plans.get(device.clock, ("steps", bound.queries, in_common(bound)), object)
-    joining = Joining(group, plan, Steps, _PASS_S)
+    joining = JobJoiner(group, plan, Steps, _PASS_S)
     return Prepared("forward", plan.plan, bound.dtype, device.torch, _alone, watched=False, joining=joining)
 
 
@@ -215,7 +215,7 @@ def _alone(bound: BoundRequest) -> "Steps":
 
 
 @dataclass(eq=False, slots=True)
-class Steps(Operation):
+class Steps(DeviceOperation):
     """Steps of sessions of one module, each of as many new tokens: one product projects all of them."""
 
     bounds: Sequence[BoundRequest]
@@ -226,7 +226,7 @@ class Steps(Operation):
         """Copy the new tokens to the device, sequence after sequence, and their places if the spec reads them."""
         first = self.bounds[0]
         arrays = {}
-        for name in _TOKENS:
+        for name in _NEW_TOKEN_TENSORS:
             if name in first.arrays:
                 each = [*map(itemgetter(name), map(_ARRAYS, self.bounds))]
                 arrays[name] = each[0] if len(each) == 1 else np.concatenate(each)

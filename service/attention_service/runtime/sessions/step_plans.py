@@ -10,11 +10,11 @@ from attention_service.core.kv_cache.attention import MOST_WIDENED
 from attention_service.core.kv_cache.cuda_pages import workspace_bytes
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Estimate
-from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.binding.bound_request import BoundRequest, QueryLayout
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.forward import PLAIN_FORWARD
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, plan_request
+from attention_service.runtime.planning.planner import PlanKey, plan_request
 
 IN_PLACE = "in_place"
 """The name of attention over the pages, where a reply names its kernel."""
@@ -23,13 +23,13 @@ _WORKSPACE = 2**20
 """Bytes of a pass in place beside its tokens and scores."""
 
 
-_FEW = 64
+_SMALLEST_PAST = 64
 """Tokens of the smallest bucket of pasts."""
 
 
 def bucket(past: int) -> tuple[int, int]:
     """The shortest and the longest of the pasts that are planned together: an eighth apart, or few tokens."""
-    width = max(_FEW, 1 << max(past.bit_length() - 4, 0))
+    width = max(_SMALLEST_PAST, 1 << max(past.bit_length() - 4, 0))
     last = -(-past // width) * width
     return max(last - width, 0), last
 
@@ -54,10 +54,10 @@ class StepPlan:
         """Plan a bound step, and all with a shorter past down to that of ``fewest``."""
         attention = _attention(bound, device, capacity)
         predicted = _projections(bound, device, capacity) + attention
-        whole = plan_request(bound, Question(), device, capacity, PLAIN_FORWARD)
+        whole = plan_request(bound, PlanKey(), device, capacity, PLAIN_FORWARD)
         plan = replace(whole, kernel=IN_PLACE, predicted=predicted, peak_bytes=_peak_bytes(bound, device))
         tokens = bound.past - fewest.past
-        less = whole.flops - plan_request(fewest, Question(), device, capacity, PLAIN_FORWARD).flops if tokens else 0
+        less = whole.flops - plan_request(fewest, PlanKey(), device, capacity, PLAIN_FORWARD).flops if tokens else 0
         return cls(plan, attention, bound.past, less / max(tokens, 1), bound.batch, device, capacity)
 
     def at(self, past: int) -> Plan:
@@ -77,7 +77,7 @@ class StepPlan:
 def _projections(bound: BoundRequest, device: Device, capacity: int) -> Estimate:
     """The time of a step without a past."""
     tokens = bound.replaced(past=0, keys=bound.queries, cached=None, arrays={"query": _blank(bound, bound.queries)})
-    return plan_request(tokens, Question(), device, capacity, PLAIN_FORWARD).predicted
+    return plan_request(tokens, PlanKey(), device, capacity, PLAIN_FORWARD).predicted
 
 
 def _attention(bound: BoundRequest, device: Device, capacity: int) -> Estimate:
@@ -88,8 +88,8 @@ def _attention(bound: BoundRequest, device: Device, capacity: int) -> Estimate:
         "key": _blank(bound, *kv_heads[1:], bound.keys, bound.head_dim),
         "value": _blank(bound, *kv_heads[1:], bound.keys, bound.value_dim),
     }
-    raw = bound.replaced(module=None, layout=Layout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
-    return plan_request(raw, Question(), device, capacity, PLAIN_FORWARD).predicted
+    raw = bound.replaced(module=None, layout=QueryLayout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
+    return plan_request(raw, PlanKey(), device, capacity, PLAIN_FORWARD).predicted
 
 
 def _blank(bound: BoundRequest, *shape: int) -> Array:

@@ -44,7 +44,7 @@ def method_of(spec):
     return spec.get("method", {"name": "exact"})["name"]
 
 
-@pytest.mark.sampled(named=8)
+@pytest.mark.sampled(named=5)
 def test_a_module_by_both_protocols(client, http, rng, named):
     name, spec = named
     model = f"same.{name}"

@@ -7,9 +7,9 @@ from collections import Counter
 import httpx
 import numpy as np
 import pytest
+from tools.fuzz.seeds import bend
 
 from tests.api.doors.oip.envelopes import LENGTH, tensor
-from tests.fuzz.seeds import bend
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
 NAMES = (

@@ -14,7 +14,10 @@ from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if mood %}{{ mood }}{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def letters():

@@ -16,9 +16,9 @@ from attention_service.models.answers.lenses.jacobian_rows import jacobian_rows,
 from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
-from attention_service.models.answers.lenses.residual_stream import find_stream
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.residual_stream import find_stream
 
 TEXT = "the cat sat on the mat the dog"
 LENS = "0" * 32

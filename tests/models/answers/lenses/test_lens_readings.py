@@ -14,12 +14,12 @@ from torch.nn.functional import layer_norm
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import ModelLensRequest
 from attention_contract.schemas.attention import Edit
-from attention_service.models.answers.lenses.held_norm import HeldNorm
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
-from attention_service.models.answers.lenses.residual_stream import find_stream
-from attention_service.models.answers.lenses.state_sums import factors_of
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.held_norm import HeldNorm
+from attention_service.models.loaded.streams.residual_stream import find_stream
+from attention_service.models.loaded.streams.state_sums import factors_of
 
 TARGETS = [3, 5, 17]
 OTHERS = {

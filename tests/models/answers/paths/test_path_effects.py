@@ -15,10 +15,10 @@ from tests.models.small_models import IDS, device, loaded, near
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.lenses.residual_stream import find_stream
 from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.residual_stream import find_stream
 
 OTHER = [5, 9, 4, 8, 12, 4, 30, 10, 3]
 EVERY = {"parts": ["heads", "mlps", "embeddings"], "heads": [0, 3]}
@@ -68,6 +68,7 @@ SENDS = {
 }
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize(
     ("family", "change"),
     [

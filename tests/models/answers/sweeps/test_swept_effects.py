@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.models.small_models import DECODERS, FAMILIES, IDS, eager, loaded, near
+from tests.models.small_models import DECODERS, IDS, PAIRS, eager, loaded, near
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
@@ -35,9 +35,10 @@ def divergence(before, after):
 
 
 @pytest.mark.sampled(family=3)
-@pytest.mark.parametrize("family", [each for each in FAMILIES if loaded(each).head.predicts])
+@pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
 def test_each_head_of_each_layer_has_the_effect_of_a_run_without_it(family):
     model = loaded(family)
+    assert model.head.predicts
     found = swept(model, sweep=HEADS)
     layers, heads = found.swept["layers"], found.swept["heads"]
     assert [str(layer) for layer in layers] == [*model.places]
@@ -171,6 +172,7 @@ def test_the_effect_on_a_given_answer(mean):
         near(found.effects.value[layer, 1], own - plain, 1e-4)
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", DECODERS)
 def test_the_layers_below_an_edit_run_once(family):
     model = loaded(family)
@@ -219,3 +221,49 @@ def test_a_sweep_that_cannot_be_made_is_refused_by_its_field(fields, param, word
     with pytest.raises(InvalidRequest, match=words) as fault:
         EffectsOfSweep(loaded("gpt2"), validate(ModelEffectsRequest, {"tokens": IDS, **fields}))
     assert str(fault.value.param).startswith(param)
+
+
+def test_scales_of_what_is_added_have_the_effects_of_runs_of_their_own():
+    model = loaded("llama")
+    x = np.random.default_rng(0).normal(size=(len(IDS), model.places["0"].output_width)).astype(np.float32)
+    sweep = {
+        "tap": "output",
+        "over": ["scales", "layers"],
+        "scales": [-1, 0, 0.5, 8],
+        "add": x,
+        "queries": [*range(len(IDS))],
+    }
+    found = swept(model, sweep=sweep)
+    assert found.swept == {"scales": [-1.0, 0.0, 0.5, 8.0], "layers": found.swept["layers"]}
+    plain = logs(model, {})[-1]
+    for row, scale in enumerate(found.swept["scales"]):
+        for column, layer in enumerate(found.swept["layers"]):
+            own = logs(model, {str(layer): [{"tap": "output", "add": x * np.float32(scale)}]})[-1]
+            near(found.effects.value[row, column], own[found.token[0]] - plain[found.token[0]], 2e-5)
+    near(found.effects.value[1], 0)
+    assert abs(found.effects.value[3]).min() > 1e-2
+
+
+def test_an_edit_that_adds_by_query_uses_its_own_part():
+    model = loaded("gpt2")
+    x = np.random.default_rng(1).normal(size=(len(IDS), model.places["0"].output_width)).astype(np.float32)
+    found = swept(model, sweep={"tap": "output", "over": ["queries"], "add": x}, layers=[0])
+    plain = logs(model, {})[-1]
+    for query in (0, 4, 8):
+        own = logs(model, {"0": [{"tap": "output", "queries": [query], "add": x[query]}]})[-1]
+        near(found.effects.value[query], own[found.token[0]] - plain[found.token[0]], 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "param"),
+    [
+        ({"tap": "output", "over": ["scales"], "add": 1.0}, "sweep.scales"),
+        ({"tap": "output", "over": ["layers"], "add": 1.0, "scales": [1]}, "sweep.scales"),
+        ({"tap": "output", "over": ["scales"], "scale": 1.0, "scales": [1]}, "sweep.scales"),
+        ({"tap": "output", "over": ["scales"], "add": 1e38, "scales": [1, 10]}, "sweep.add"),
+    ],
+)
+def test_scales_that_multiply_nothing_or_too_much_are_refused_by_name(sweep, param):
+    with pytest.raises(InvalidRequest) as caught:
+        swept(loaded("gpt2"), sweep=sweep)
+    assert caught.value.param == param

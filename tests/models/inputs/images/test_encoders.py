@@ -22,9 +22,13 @@ from transformers import CONFIG_MAPPING, ViTImageProcessorPil
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.openai import EmbeddingRequest
+from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.answers.text_embeddings import plan_embedding
+from attention_service.models.answers.tokenized_inputs import tokenize
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -63,6 +67,7 @@ def test_weights_and_states_are_those_of_the_eager_model(kind):
         near(reply.pooled, next(x for name in names if (x := getattr(expected, name, None)) is not None)[0], 1e-4)
 
 
+@pytest.mark.sampled(kind=5)
 @pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("size", [(96, 64), (70, 130)])
 def test_a_marked_rectangle_changes_the_token_whose_label_it_is_and_no_other(kind, size):
@@ -70,7 +75,7 @@ def test_a_marked_rectangle_changes_the_token_whose_label_it_is_and_no_other(kin
 
     def embeddings(pixels):
         reply = forward_reply(model, ModelForwardRequest(images=[sent(pixels)], return_=["hidden"]))
-        return reply.embeddings, reply.labels
+        return reply.entered, reply.labels
 
     plain, labels = embeddings(image)
     shown = [number for number, each in enumerate(labels.rectangles) if each is not None]
@@ -188,6 +193,20 @@ def test_edits_and_costs_of_an_encoder():
 def test_what_an_encoder_does_not_take_is_named(request_, param):
     with pytest.raises(InvalidRequest) as fault:
         forward_reply(loaded("vit"), ModelForwardRequest(**request_))
+    assert fault.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("ask", "request_", "param"),
+    [
+        (plan_embedding, EmbeddingRequest(model="vit", input="the cat"), "model"),
+        (tokenize, TokenizeRequest(model="vit", prompt="the cat"), "prompt"),
+        (tokenize, TokenizeRequest(model="vit", prompt="the cat", add_special_tokens=False), "prompt"),
+    ],
+)
+def test_an_encoder_says_that_it_reads_only_images_to_a_question_about_a_text(ask, request_, param):
+    with pytest.raises(InvalidRequest, match="this model reads only images") as fault:
+        ask(loaded("vit"), request_)
     assert fault.value.param == param
 
 

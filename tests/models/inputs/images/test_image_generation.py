@@ -13,9 +13,9 @@ from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequ
 from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generation import Generation, decode, generate, read_prompts
-from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.decoding.decoder import Decoder
+from attention_service.models.generation.generation import RunningGeneration, decode, generate, read_prompts
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.process.reply_writing import lines_of
 
@@ -78,7 +78,7 @@ def test_conversations_that_run_beside_each_other_have_the_tokens_of_each_alone(
 
     def together(members):
         decoder = Decoder(model)
-        running = [Generation(decoder, each, plan_generation(model, each), lambda _: None) for each in members]
+        running = [RunningGeneration(decoder, each, plan_generation(model, each), lambda _: None) for each in members]
         found = []
         try:
             for each in running:  # one comes a turn

@@ -6,14 +6,15 @@ import torch
 from tests.models.inputs.images.small_encoders import noise, sent
 from tests.models.inputs.images.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
 from tests.models.inputs.images.test_prompts import SIZE, TEXT, prompt
-from tests.models_walk.compared import eager_weights
+from tools.models_walk.eager_runs import eager_weights
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.rollout import RecordingRolloutRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
-from attention_service.models.answers.model_forward import forward_reply
-from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.answers.model_forward import recorded_forward
+from attention_service.models.answers.model_weights import recorded_weights, weights_reply
 from attention_service.models.inputs.images.prompt_inputs import PromptInputs
+from attention_service.models.inputs.media_prompts import unlike_windows
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.device.torch_device import Device
@@ -57,11 +58,11 @@ def eager_layers(kind, images, crops, tokens):
 def test_the_rollout_of_vision_layers_is_the_product_of_eager_weights(kind, tmp_path):
     images = [noise(*SIZE), noise(40, 40)]
     model = loaded(kind)
-    reply = weights_reply(
+    found = recorded_weights(
         model, ModelWeightsRequest(text=TEXT, images=[sent(each) for each in images], keep=True, return_weights=False)
     )
-    store = RecordingStore(tmp_path, 2**30)
-    recording = store.add(model.recording)
+    reply, store = found.reply, RecordingStore(tmp_path, 2**30)
+    recording = store.add(found.recording)
     request = RecordingRolloutRequest(layers=LAYERS)
     job = prepare_recorded(store, recording.id, request, None, Device.open("cpu"))
     fields = job.bound.results(torch.device("cpu"))
@@ -83,8 +84,8 @@ def test_a_recording_has_the_states_and_taps_of_every_crop():
     model = loaded("smolvlm")
     image = sent(noise(*SIZE))
     request = ModelForwardRequest(text=TEXT, images=[image], keep=True, return_=["q", "masked_scores", "hidden"])
-    reply = forward_reply(model, request)
-    held = model.recording
+    found = recorded_forward(model, request)
+    reply, held = found.reply, found.recording
     crops, length = len(reply.image_labels), len(reply.image_labels[0].tokens)
     vision = next(each for each in reply.layers if each.layer == "vision.1")
     assert held.vision["1.hidden"].shape == (crops * length, 32)
@@ -95,13 +96,13 @@ def test_a_recording_has_the_states_and_taps_of_every_crop():
         np.testing.assert_array_equal(held.vision["1.masked_scores"][:, place, place], vision.masked_scores[crop])
     assert np.isneginf(held.vision["1.masked_scores"][:, :length, length:]).all()
     assert held.vision["0.weights"].sum(-1) == pytest.approx(1, abs=1e-5)
-    words = forward_reply(model, ModelForwardRequest(text=TEXT, images=[image], keep=True, layers=[0]))
-    assert words.labels.tokens == model.recording.tokens["layers"]
-    assert not model.recording.vision
+    words = recorded_forward(model, ModelForwardRequest(text=TEXT, images=[image], keep=True, layers=[0]))
+    assert words.reply.labels.tokens == words.recording.tokens["layers"]
+    assert not words.recording.vision
 
 
 def test_layers_whose_windows_have_no_tokens_in_common_are_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr(PromptInputs, "find_parts", lambda *_: False)
+    monkeypatch.setattr(PromptInputs, "find_parts", lambda self, places, *_: unlike_windows(places, -1))
     model = LoadedModel("llava", eager("llava"), tokenizer(), Device.open("cpu"), processor("llava"))
     image = sent(noise(*SIZE))
     assert [each.layer for each in weights_reply(model, ModelWeightsRequest(text=TEXT, images=[image])).layers] == [

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.models.inputs.images.small_encoders import MARGIN, marked, middle_of, noise, png, sent
 from tests.models.inputs.images.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
 from tests.models.small_models import near
-from tests.models_walk.compared import eager_weights
+from tools.models_walk.eager_runs import eager_weights
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.context import ContextRequest
@@ -17,7 +17,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_service.models.answers.context.context_plan import plan_context
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.answers.model_weights import recorded_weights, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -89,7 +89,7 @@ def test_a_marked_rectangle_changes_the_tokens_whose_labels_show_it_and_no_other
         request = {"text": TEXT, "images": [sent(noise(32, 32)), sent(pixels)]}
         reply = forward_reply(model, ModelForwardRequest(**request, return_=["hidden"], edits=unmixed(kind)))
         undo()
-        return reply, [(reply.labels, reply.embeddings), *zip(reply.image_labels, kept[0], strict=True)]
+        return reply, [(reply.labels, reply.entered), *zip(reply.image_labels, kept[0], strict=True)]
 
     _, plain = states(image)
     for stack in range(0, len(plain), 3):
@@ -201,11 +201,11 @@ def test_gradients_pass_from_a_word_to_the_heads_that_see_the_image(kind):
 def test_statistics_costs_and_a_recording_of_a_prompt():
     model = loaded("gemma3")
     request = ModelWeightsRequest(text=TEXT, images=[sent(noise(*SIZE))], top_k=2, keep=True)
-    reply = weights_reply(model, request)
+    found = recorded_weights(model, request)
+    reply, recording = found.reply, found.recording
     assert {str(each.layer): each.statistics.entropy.shape for each in reply.layers} == {
         "0": (4,), "1": (4,), "vision.0": (1, 4), "vision.1": (1, 4),
     }  # fmt: skip
-    recording, model.recording = model.recording, None
     assert recording.tokens["layers"] == reply.labels.tokens
     near(recording.layers["0.weights"], reply.layers[0].weights)
     costs = ModelCosts(model)

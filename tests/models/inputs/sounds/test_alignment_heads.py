@@ -16,9 +16,9 @@ from attention_client import Client, InvalidRequest
 from attention_client.survey import SurveyedHead
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.validation import validate
+from attention_service.models.generation.decoding.sampling import Sampling
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.sampling import Sampling
-from attention_service.models.generation.transcription_plan import plan_transcription
+from attention_service.models.generation.plans.transcription_plan import plan_transcription
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 FORWARD, BACK, STILL = 2, 1, 0
@@ -109,6 +109,7 @@ class Says(LogitsProcessor):
         return scores
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("said", ["café 中! the", "a b"])
 def test_words_have_the_times_at_which_their_heads_look(tmp_path, monkeypatch, said, ends):
@@ -120,7 +121,10 @@ def test_words_have_the_times_at_which_their_heads_look(tmp_path, monkeypatch, s
     assert count == len(said.encode())  # a token a byte
     model.model.generation_config.max_length = count + ends
     monkeypatch.setattr(Sampling, "processors", lambda _: [Says([*ids, END])])
-    fields = {"model": "follower", "file": sent(speech(5.0)), "language": "en", "response_format": "verbose_json"}
+    fields = {
+        "model": "follower", "file": sent(speech(5.0)), "language": "en", "response_format": "verbose_json",
+        "timestamp_granularities": ["word"],
+    }  # fmt: skip
     request = validate(TranscriptionRequest, fields)
     (whole,) = generate(model, request, plan_transcription(model, request), lambda _: None).last
     assert whole["text"] == said

@@ -20,8 +20,8 @@ from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.generation_plan import plan_generation
-from attention_service.models.generation.transcription_plan import plan_transcription
+from attention_service.models.generation.plans.generation_plan import plan_generation
+from attention_service.models.generation.plans.transcription_plan import plan_transcription
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.process.reply_writing import lines_of
 
@@ -145,6 +145,7 @@ def test_generated_tokens_are_those_of_transformers(kind):
     assert choice.attention[0].position == given["input_ids"].shape[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("instruction", [None, "what is heard ?"])
 @pytest.mark.parametrize("kind", LONG)
 def test_a_transcript_has_the_tokens_of_transformers(kind, instruction):

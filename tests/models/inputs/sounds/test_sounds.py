@@ -28,7 +28,7 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.answers.model_weights import recorded_weights, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -74,7 +74,7 @@ MASKED = [kind for kind, (*_, settings) in HEARS.items() if settings.get("return
 STEREO = np.stack([speech(1.5), speech(1.5)], 1)
 
 
-@pytest.mark.sampled(kind=4)
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", HEARS)
 def test_encoders_and_their_heads_give_the_numbers_of_the_eager_model(kind):
     model, decoded = loaded(kind), {}
@@ -138,13 +138,14 @@ def test_each_head_of_wavlm_has_weights_of_its_own():
     assert abs(edited.logits - plain.logits).max() > 1e-3
 
 
+@pytest.mark.sampled(kind=6)
 @pytest.mark.parametrize("kind", HEARS)
 def test_a_changed_part_of_a_sound_changes_a_token_most_whose_seconds_it_is(kind):
     sound = speech(1.5)
 
     def embeddings(samples):
         reply = forward_reply(loaded(kind), ModelForwardRequest(audio=[sent(samples)], return_=["hidden"]))
-        return reply.embeddings, reply.tokens_of(reply.layers[0].layer)[1]
+        return reply.entered, reply.tokens_of(reply.layers[0].layer)[1]
 
     plain, labels = embeddings(sound)
     changed = sound.copy()
@@ -157,6 +158,7 @@ def test_a_changed_part_of_a_sound_changes_a_token_most_whose_seconds_it_is(kind
     assert begin - reach < 14_000 / RATE < end + reach
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", sorted({*MASKED} - {"data2vec-audio", "moonshine"}))
 def test_sounds_of_different_lengths_are_one_batch_with_a_mask(kind):
     given = [sent(speech(1.5)), sent(speech(0.7, seed=1))]
@@ -204,7 +206,7 @@ def test_a_changed_part_of_a_sound_changes_the_frame_whose_seconds_it_is_most(fr
 
     def embeddings(samples):
         reply = forward_reply(loaded("whisper"), ModelForwardRequest(audio=[sent(samples)], return_=["hidden"]))
-        return reply.embeddings, reply.encoder_labels
+        return reply.entered, reply.encoder_labels
 
     plain, labels = embeddings(sound)
     begin, end = (round(edge * RATE) for edge in labels.seconds[frame])
@@ -261,8 +263,7 @@ def test_edits_statistics_recordings_and_costs():
     costs = ModelCosts(model)
     checked = check_request(model, request)
     assert costs.memory.needed_bytes(checked, request) > 4 * 4 * checked.inputs.text.length**2  # scores of the encoder
-    weights_reply(model, ModelWeightsRequest(audio=[sent(speech())], target="the", keep=True))
-    recording = model.take_recording()
+    recording = recorded_weights(model, ModelWeightsRequest(audio=[sent(speech())], target="the", keep=True)).recording
     assert len(recording.tokens["encoder"]) == 50 * SECONDS
 
 

@@ -34,12 +34,12 @@ from attention_contract.schemas.openai_api.transcriptions import Transcription, 
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.generation import transcription_plan
+from attention_service.models.folders.tokenizer_files import TEKKEN
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.generation_plan import plan_generation
-from attention_service.models.generation.transcription_plan import plan_transcription
+from attention_service.models.generation.plans import transcription_plan
+from attention_service.models.generation.plans.generation_plan import plan_generation
+from attention_service.models.generation.plans.transcription_plan import plan_transcription
 from attention_service.models.process.reply_writing import lines_of
-from attention_service.models.tokenizer_files import TEKKEN
 
 HEARD = [BEGIN, *[AUDIO] * TOKENS]
 SOUND = {"type": "audio"}
@@ -99,7 +99,7 @@ def forward_request(messages, **fields):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Let transcripts of random models end soon."""
-    monkeypatch.setattr(transcription_plan, "_TOKENS", 24)
+    monkeypatch.setattr(transcription_plan, "_MIN_TRANSCRIPT_TOKENS", 24)
 
 
 def transcribed(seconds=1.5, **fields):
@@ -177,6 +177,7 @@ def test_tokens_and_frames_of_a_sound_say_their_seconds():
     near(reply.logits[-1], run.logits[0, -1])
 
 
+@pytest.mark.sampled(seconds=1, language=2)
 @pytest.mark.parametrize(("seconds", "language"), TRANSCRIPTS)
 def test_a_transcript_has_the_tokens_of_generate(seconds, language):
     """Each token says the frame at which the heads of the later layer looked most."""
@@ -231,6 +232,7 @@ def test_an_answer_about_a_sound_has_the_tokens_of_generate():
     assert [each.id for each in choice.attention] == expected[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_seconds_that_a_word_depends_on():
     request = ModelGradientsRequest(text="what is the", audio=[sent(speech(1.5))], of={"token": 296}, check=True)
     reply = ModelGradients(loaded(), request).reply()
@@ -247,7 +249,7 @@ def test_gradients_reach_the_seconds_that_a_word_depends_on():
         ({"prompt": "the hen"}, "prompt"),
         ({"alignment_heads": [[2, 0]], "response_format": "verbose_json"}, "alignment_heads.0"),
         ({"file": sent(speech(0.1))}, "file"),
-        ({"file": sent(speech(6.5 * SECONDS))}, "file"),
+        ({"overlap": 3.5 * SECONDS}, "overlap"),
         ({"attention": {"keep": True}}, "attention.keep"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attention_contract.errors import InternalError, InvalidRequest, InvalidTensor, RecordingNotFound
-from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery
+from attention_contract.schemas.recordings import EXAMPLE_RECORDING, RecordingFile, RecordingQuery
 from attention_service.core.inspection.head_reader import UnfitNumbers
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.operations.analysis.heads import RecordedHeads, SentHeads
@@ -24,7 +24,7 @@ def recorded(tmp_path, weights):
     heads = [{"name": "layers.0", "heads": ["L0H0"]}, {"name": "layers.1", "heads": ["L1H0", "L1H1"]}]
     layers = {"0.weights": weights[:1], "1.weights": weights[1:]}
     facts = {"tokens": {"layers": ["x"] * 5}, "attentions": heads, "layers": layers}
-    info = store.add(RecordingFile.model_validate(EXAMPLE | facts))
+    info = store.add(RecordingFile.model_validate(EXAMPLE_RECORDING | facts))
     found = store.get(info.id, RecordingQuery()).placed("weights")
     return RecordedHeads(store, info.id, None, [found["layers.0"], found["layers.1"]], "layers")
 

@@ -20,7 +20,7 @@ from attention_service.runtime.operations import forward, gradients
 from attention_service.runtime.operations.complexity import report
 from attention_service.runtime.operations.complexity.crossovers import lattice
 from attention_service.runtime.operations.complexity.shape_cost import cost_of
-from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory, RequestedSubjects
 from attention_service.runtime.planning.blank_requests import decode_step
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
@@ -29,7 +29,7 @@ KERNELS = ("fused", "blocked", "materialized")
 
 
 def place(free=2**26):
-    return Place(DEVICE, free, free)
+    return DeviceMemory(DEVICE, free, free)
 
 
 def raw(**fields):
@@ -191,7 +191,11 @@ def test_time_has_an_interval_around_its_crossover():
     sure = replace(DEVICE, clock=Roofline(DEVICE.clock.rates, factor=1.0))
     vague = replace(DEVICE, clock=Roofline(DEVICE.clock.rates, factor=1.5))
     exact, wide = (
-        next(found for found in report(None, request, Place(device, 2**30, 2**30)).crossovers if found.of == "time")
+        next(
+            found
+            for found in report(None, request, DeviceMemory(device, 2**30, 2**30)).crossovers
+            if found.of == "time"
+        )
         for device in (sure, vague)
     )
     assert exact.cheaper == wide.cheaper == "window"

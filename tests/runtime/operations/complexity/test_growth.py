@@ -24,11 +24,11 @@ from attention_contract.spec import (
 from attention_service.cost import Rates, Roofline, flops
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity.growth import growth, memory_order, time_order
-from attention_service.runtime.operations.complexity.subjects import OUTPUT, Place, Subject
+from attention_service.runtime.operations.complexity.subjects import OUTPUT, DeviceMemory, Subject
 from attention_service.runtime.planning.blank_requests import exactly
 
 RATES = Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5)
-PLACE = Place(Device(torch.device("cpu"), "a cpu", 2**40, Roofline(RATES)), 2**40, 2**40)
+PLACE = DeviceMemory(Device(torch.device("cpu"), "a cpu", 2**40, Roofline(RATES)), 2**40, 2**40)
 RAW = raw(queries=1024, new_keys=1024)
 CAUSAL = AttentionSpec(masks=[Causal()])
 WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=128)])

@@ -15,7 +15,7 @@ from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.complexity import report
-from attention_service.runtime.operations.complexity.subjects import Place
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 FREE_BYTES = 2**22
@@ -32,9 +32,9 @@ def module(spec):
 
 def cost(of, **fields):
     if isinstance(of, Module):
-        return report(of, ComplexityRequest.model_validate(fields), Place(DEVICE, FREE_BYTES, FREE_BYTES))
+        return report(of, ComplexityRequest.model_validate(fields), DeviceMemory(DEVICE, FREE_BYTES, FREE_BYTES))
     request = RawComplexityRequest.model_validate({"num_heads": H, "head_dim": D, "spec": of} | fields)
-    return report(None, request, Place(DEVICE, FREE_BYTES, FREE_BYTES))
+    return report(None, request, DeviceMemory(DEVICE, FREE_BYTES, FREE_BYTES))
 
 
 def request(of, queries, keys=None, past=0, dtype="float32", **more):

@@ -14,7 +14,7 @@ from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity import report, session_price
-from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory, RequestedSubjects
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 TOKEN_BYTES = 2 * 2 * 16 * 4
@@ -32,7 +32,7 @@ def price(session, free=2**26, spec=None, session_free=None) -> SessionCost:
     request = ComplexityRequest.model_validate({"shape": {"queries": 8}, "session": session})
     assert request.session is not None
     return session_price.price(
-        RequestedSubjects(module, request, Place(DEVICE, free, free, session_free)).subject, request.session
+        RequestedSubjects(module, request, DeviceMemory(DEVICE, free, free, session_free)).subject, request.session
     )
 
 
@@ -110,7 +110,7 @@ def test_a_position_table_ends_the_longest_past():
 def test_raw_attention_has_no_sessions():
     shape = {"shape": {"queries": 8}, "num_heads": 4, "head_dim": 16, "session": {}}
     with pytest.raises(InvalidRequest, match="belongs to a module"):
-        report(None, RawComplexityRequest.model_validate(shape), Place(DEVICE, 2**26, 2**26))
+        report(None, RawComplexityRequest.model_validate(shape), DeviceMemory(DEVICE, 2**26, 2**26))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity import measured_crossover, report, tried
 from attention_service.runtime.operations.complexity.measured_crossover import plainest
-from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory, RequestedSubjects
 from attention_service.runtime.scheduling.budget import Budget
 
 FREE_BYTES = 2**30
@@ -39,7 +39,7 @@ class Slow(KnownTimes):
 
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, KnownTimes(Rates(1e11, 1e10, 1e-5)))
-PLACE = Place(DEVICE, FREE_BYTES, FREE_BYTES)
+PLACE = DeviceMemory(DEVICE, FREE_BYTES, FREE_BYTES)
 OTHER = {"label": "other", "kernel": "materialized"}
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_tried_is_left_untried(monkeypatch):
         assert set(times(reply).values()) == {None}
     small = Budget(2**16, 2**16, lambda: 0, 4)
     assert set(times(answered(raw(), budget=small)[0]).values()) == {None}
-    slow = Place(replace(DEVICE, clock=Slow(DEVICE.clock.rates)), FREE_BYTES, FREE_BYTES)
+    slow = DeviceMemory(replace(DEVICE, clock=Slow(DEVICE.clock.rates)), FREE_BYTES, FREE_BYTES)
     assert set(times(answered(raw(), place=slow)[0]).values()) == {None}
 
 
@@ -181,7 +181,9 @@ def test_a_drawn_module_runs_by_its_own_spec():
         config = complete(ModuleConfig(d_model=16, num_heads=2, spec=spec))
         module = Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float32))
         complexity = ComplexityRequest.model_validate({"shape": {"queries": 64}})
-        bound = RequestedSubjects(module, complexity, Place(device, FREE_BYTES, FREE_BYTES)).subject.at("length", 8)
+        bound = RequestedSubjects(module, complexity, DeviceMemory(device, FREE_BYTES, FREE_BYTES)).subject.at(
+            "length", 8
+        )
         made, request = plainest("materialized", bound, {"output"})
         found = measured_crossover.forward.prepare(made, request, device, FREE_BYTES).run()["output"]
         alone = measured_crossover.forward.prepare(made, request, replace(DEVICE), FREE_BYTES).run()["output"]

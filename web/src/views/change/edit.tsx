@@ -8,6 +8,7 @@ import type { Edit as Change } from "../../subjects/edits";
 import { ABOUT_ROUNDING, effect, placed, settled } from "../../numbers/format";
 import { MOST_TOKENS } from "../../page/limits";
 import { HeatMap } from "../../parts/heatmap";
+import { Pictured } from "../../parts/pictured";
 import { forwardOf, headOf } from "../../subjects/live";
 import type { Rows } from "../../subjects/live";
 import { difference, matrixRows } from "../../numbers/matrix";
@@ -92,16 +93,20 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       )}
       {value && !value.none && (
         <div aria-busy={busy}>
-          {prediction(shown.layer)}
-          <FactList facts={[["change of the whole output", effect(value.output.whole)], ["largest change of a token's output", effect(Math.max(...value.output.token))]]} />
           <Export of={{ name: "edit", scene: () => heatScene(value.less, { theme, title: `${label}: edited less unedited`, queries, keys, signed: true }), rows: () => matrixRows(value.after, queries, keys), json: () => ({ edits, temperature, causal, output: value.output, weights: Array.from(value.after.data) }) }} />
+          <Pictured first={<>
+            {prediction(shown.layer)}
+            <FactList facts={[["change of the whole output", effect(value.output.whole)], ["largest change of a token's output", effect(Math.max(...value.output.token))]]} />
+          </>} picture={<>
           <div class="side">
             <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(shown.head, query, key))} /></figure>
             <figure><figcaption>edited less unedited</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
-            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: placed(queries), values: value.output.token, written: effect })} />
           </div>
-          <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the other keys share its weight. {ABOUT_ROUNDING}</p>
-          <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={rows()} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(each) }]} />
+          <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the remaining keys share its weight. {ABOUT_ROUNDING}</p>
+          </>}>
+            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: placed(queries), values: value.output.token, written: effect })} />
+            <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={rows()} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(each) }]} />
+          </Pictured>
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
           <Commands calls={[value.edited.request, value.plain.request]} />
         </div>

@@ -8,6 +8,7 @@ import { ABOUT_ROUNDING, effect, settled } from "../../numbers/format";
 import { MOST_TOKENS } from "../../page/limits";
 import { Controls } from "../../parts/controls";
 import { HeatMap } from "../../parts/heatmap";
+import { Pictured } from "../../parts/pictured";
 import { effectsOf } from "../../subjects/live";
 import { matrix, matrixRows } from "../../numbers/matrix";
 import { integer } from "../../page/state";
@@ -36,7 +37,7 @@ const MEASURES: [string, string][] = [["relative", "‖change‖ / ‖output‖"
 
 /** The sweep of a whole model, which is its first: each head of all layers, and the change of a prediction. */
 const PREDICTION = "prediction";
-/** The heads of a layer, as one component behind them reads each. */
+/** The heads of a layer, as one later component reads each. */
 const PATHS = "paths";
 
 /** The choices of a sweep. */
@@ -110,6 +111,7 @@ function OfOutput({ subject, layer, predicts }: SubjectProps & { predicts: boole
   };
   const title = `${formula} by ${label}${many && chosen !== "layers" ? `, ${name}` : ""}`;
   const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns, axes }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), written: effect }));
+  const told = <FactList facts={[["matters most", nameOf(row, column)], ["its effect", effect(of.data[best])], ["edits", String(of.data.length)]]} />;
   return (
     <>
       <div class="fields">
@@ -123,22 +125,20 @@ function OfOutput({ subject, layer, predicts }: SubjectProps & { predicts: boole
       {!made && !problem && !busy && <p>This attention {fits ? notComputed(subject, layer) : `has more than ${MOST_TOKENS.effects} tokens.`}</p>}
       {made && (
         <div aria-busy={busy}>
-          <FactList facts={[["matters most", nameOf(row, column)], ["its effect", effect(of.data[best])], ["edits", String(of.data.length)]]} />
           <Export of={{ name: "effects", scene, rows: () => [[axes[0], ...columns], ...matrixRows(of, rows, columns).slice(1)], json: () => ({ sweep: { ...edit, over }, measure, rows, columns, effects: rows.map((_, i) => Array.from(of.data.subarray(i * columns.length, (i + 1) * columns.length))) }) }} />
           {over[1] || chosen === "layers" ? (
-            <>
-              <HeatMap of={of} queries={rows} keys={columns} title={title} axes={axes} pick={({ query, key }) => open(query, key)} />
-              <p class="small">Click a cell (or press Enter on it) to see its edit under Edit.{chosen === "layers" ? " The output is that of each layer's own attention." : ""}</p>
-            </>
+            <Pictured columns={columns.length} picture={<HeatMap of={of} queries={rows} keys={columns} title={title} axes={axes} pick={({ query, key }) => open(query, key)} />}>
+              {told}
+              <p class="small">Click a cell (or press Enter on it) to see its edit under Edit.{chosen === "layers" ? " For each layer it is the output of that layer's attention that changes." : ""}</p>
+            </Pictured>
           ) : (
-            <div class="side">
-              <Drawing fit scene={scene()} />
+            <Pictured first={told} picture={<Drawing fit scene={scene()} />}>
               <Table caption={title} rows={rows} columns={[
                 { head: "head", header: true, cell: (each) => each },
                 { head: measure, number: true, cell: (_, i) => effect(of.data[i]) },
                 { head: <span class="hidden">actions</span>, cell: (each, i) => <Button class="quiet" aria-label={`Edit without ${each}`} onClick={() => open(i, 0)}>Edit</Button> },
               ]} />
-            </div>
+            </Pictured>
           )}
           <RanTable rans={{ effects: made[0].ran }} />
           <Commands calls={made.map((each) => each.request)} />

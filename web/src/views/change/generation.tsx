@@ -12,9 +12,11 @@ import { noHead } from "../../subjects/edits";
 import type { Edit } from "../../subjects/edits";
 import { precise } from "../../numbers/format";
 import { keep, keptOf } from "../../page/kept";
+import { chatOf } from "../../subjects/chat";
 import { FIRST_TEXT, shownToken } from "../../subjects/model_subject";
 import { matrix, row } from "../../numbers/matrix";
 import { Opening } from "../../parts/sentence";
+import { ChatLine, TextBox } from "../../parts/texts";
 import { decimal, integer } from "../../page/state";
 import { headName } from "../../subjects/subject";
 import { findingOf } from "../../page/tour";
@@ -67,7 +69,7 @@ interface Prompted {
   encoder_labels?: ModelLabels;
 }
 
-/** The attentions that see each token that comes: those of encoders read before, and a running state is not told token by token. */
+/** The attentions that see each token that comes: encoders read before, and a running state has no weights by token. */
 const decoding = ({ layers }: ModelInfo) => layers.filter(({ layer, kind = "attention" }) => kind === "attention" && !/^(encoder|vision)\./.test(String(layer)));
 
 export function Generation({ model }: { model: ModelInfo }) {
@@ -86,7 +88,10 @@ export function Generation({ model }: { model: ModelInfo }) {
   const knocked = readKnocked(params.knocked);
   const edits = editsOf(knocked);
   const path = `v1/models/${encodeURIComponent(model.id)}/forward`;
-  const key = JSON.stringify([model.id, text, edits]);
+  /** A chat is continued by the answer that follows its template; a model without one reads the text. */
+  const chat = model.takes.includes("messages") ? chatOf(params) : null;
+  const prompted = (written: string) => (chat ? { messages: chat } : { text: written });
+  const key = JSON.stringify([model.id, prompted(text), edits]);
   const seed = integer(params.seed, 0);
   const runKey = JSON.stringify([key, temperature, temperature ? seed : 0]);
   atHand = runKey;
@@ -94,7 +99,7 @@ export function Generation({ model }: { model: ModelInfo }) {
   // The next token: the logits of the whole vocabulary give its probabilities at any temperature.
   const next = useLoaded(key, async () => {
     opening.current = new AbortController();
-    const body = { text, edits, top_k: LIKELIEST, return: ["logits"] };
+    const body = { ...prompted(text), edits, top_k: LIKELIEST, return: ["logits"] };
     const { reply, tensors } = await callTensors<Predictions & Prompted>(path, body, opening.current.signal);
     if (!model.layers.length) void refreshModels();
     return { key, reply, logits: tensors.logits.data, request: { method: "POST", path, body } satisfies ApiRequest };
@@ -108,17 +113,17 @@ export function Generation({ model }: { model: ModelInfo }) {
   const toggle = (each: string) => go({ came: "", knocked: (knocked.includes(each) ? knocked.filter((one) => one !== each) : [...knocked, each]).join(",") });
   const generate = async (most: number) => {
     const ending = new AbortController();
-    const written = draft.trim() ? draft : text;
+    const written = !chat && draft.trim() ? draft : text;
     setStop(ending);
     setProblem(null);
     point(null);
     try {
-      const { labels: prompt, encoder_labels: read } = here && written === text ? here.reply : (await callTensors<Prompted>(path, { text: written, top_k: 0 })).reply;
+      const { labels: prompt, encoder_labels: read } = here && written === text ? here.reply : (await callTensors<Prompted>(path, { ...prompted(written), top_k: 0 })).reply;
       const known = model.layers.length ? model : (await refreshModels()).find(({ id }) => id === model.id);
       const attention = known && decoding(known).length ? { attention: { statistics: [], top_k: TOP_KEYS, edits } } : {};
-      const body = { model: model.id, prompt: written, max_tokens: most, temperature, ...(temperature ? { seed } : {}), logprobs: 5, ...attention };
+      const body = { model: model.id, prompt: chat ? prompt.ids : written, max_tokens: most, temperature, ...(temperature ? { seed } : {}), logprobs: 5, ...attention };
       const request: ApiRequest = { method: "POST", path: "v1/completions", body };
-      let made: Run = { key: JSON.stringify([JSON.stringify([model.id, written, edits]), temperature, temperature ? seed : 0]), came: [], prompt, read, edits, request };
+      let made: Run = { key: JSON.stringify([JSON.stringify([model.id, prompted(written), edits]), temperature, temperature ? seed : 0]), came: [], prompt, read, edits, request };
       setRun((lastRun = made));
       try {
         for await (const { choices: [choice] } of events<CompletionChunk>("v1/completions", body, ending.signal)) {
@@ -148,18 +153,19 @@ export function Generation({ model }: { model: ModelInfo }) {
     else void generate(came);
   }, [came, runKey]);
   const submit = () => {
-    go({ came: "", token: "", ...(draft.trim() ? { text: draft === FIRST_TEXT ? "" : draft } : {}) });
+    go({ came: "", token: "", ...(!chat && draft.trim() ? { text: draft === FIRST_TEXT ? "" : draft } : {}) });
     void generate(tokens);
   };
   const predicted = here?.reply.predictions[0];
   const limit = model.max_length;
+  const counted = `${here ? `${(here.reply.encoder_labels ?? here.reply.labels).tokens.length} tokens` : ""}${limit ? `; at most ${limit} with those that come` : ""}`;
   return (
     <>
       <Faulty problem={problem ?? next.problem}>
-        <form class="sentence" onSubmit={(event) => { event.preventDefault(); submit(); }}>
-          <label class="wide"><span>Text <span class="hint">{here ? `${(here.reply.encoder_labels ?? here.reply.labels).tokens.length} tokens` : ""}{limit ? `; at most ${limit} with those that come` : ""}</span></span>
-            <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} onChange={() => draft.trim() && draft !== text && go({ came: "", token: "", text: draft === FIRST_TEXT ? "" : draft })} /></label>
-          {stop ? <Button class="primary" onClick={() => stop.abort()}>Stop</Button> : <button type="submit" class="primary" disabled={!draft.trim()}>Generate</button>}
+        <form class="sentence" onSubmit={(event) => { event.preventDefault(); if (!stop && (chat || draft.trim())) submit(); }}>
+          {chat ? <ChatLine turns={chat} hint={counted} />
+            : <TextBox label="Text" hint={counted} value={draft} write={setDraft} done={() => draft.trim() && draft !== text && go({ came: "", token: "", text: draft === FIRST_TEXT ? "" : draft })} />}
+          {stop ? <Button class="primary" onClick={() => stop.abort()}>Stop</Button> : <button type="submit" class="primary" disabled={!chat && !draft.trim()}>Generate</button>}
         </form>
         <Controls summary={`${temperature ? `temperature ${temperature.toFixed(2)}` : "the likeliest tokens"}, ${tokens} of them`}>
           <Field label="Temperature" hint={temperature ? temperature.toFixed(2) : "0: the likeliest token"} param="temperature" type="range" min={0} max={2} step={0.05} value={temperature} live set={(each) => go({ came: "", heat: Number(each) ? each : "" }, "slide")} />
@@ -231,7 +237,7 @@ function Came({ run, refs, layer, head, pointed, point, busy }: CameProps) {
   const layerRef = refs[layer] ?? "0";
   const keysOf = (ref: string) => (ref.startsWith("cross.") ? read : all);
   const clicked = integer(params.token, came.length - 1, 0, Math.max(0, came.length - 1)); // the last at first
-  // A request names no tokens of a decoder behind an encoder.
+  // A request names no tokens of a decoder that follows an encoder.
   const shown = !run.read && refs.length && SHOWN.some(([each]) => each === params.show) ? (params.show ?? "") : "";
   // What is asked of the server waits for a click; what came with a token follows the pointer.
   const own = pointed !== null && pointed < came.length && !shown ? pointed : clicked;
@@ -273,7 +279,7 @@ function Came({ run, refs, layer, head, pointed, point, busy }: CameProps) {
         <>
           {refs.length > 0 ? (
             <>
-              <p class="small">To choose <code>{shownToken(chosen.of.token)}</code>, with probability {precise(Math.exp(chosen.logprob), 3)} at temperature 1, {name} looked from the token before it at those that are marked. Point at another token that came to see what chose it, and click to keep it; each head's {TOP_KEYS} largest weights are kept.</p>
+              <p class="small">The marked tokens are what {name} looked at, from the token before, when the model chose <code>{shownToken(chosen.of.token)}</code> with probability {precise(Math.exp(chosen.logprob), 3)} (at temperature 1). Point at another new token to see what chose it; click to keep it. The {TOP_KEYS} largest weights of each head are kept.</p>
               <Table caption={`The strongest key of each head for ${shownToken(chosen.of.token)}`} rows={chosen.of.layers} columns={[
                 { head: "layer", header: true, cell: (each) => String(each.layer) },
                 ...chosen.of.layers.reduce<number[]>((longest, { top_keys: { keys } }) => (keys.length > longest.length ? keys.map((_, i) => i) : longest), []).map((i) => ({
@@ -282,7 +288,7 @@ function Came({ run, refs, layer, head, pointed, point, busy }: CameProps) {
                 })),
               ]} />
             </>
-          ) : <p class="small">The layers of this model mix tokens by a running state, so that no head looks at a token. Click a token to see what stood beside it.</p>}
+          ) : <p class="small">The layers of this model mix tokens by a running state, so that no head looks at a token. Click a token to see the other likely tokens.</p>}
           <Table caption={`The likeliest tokens in the place of ${shownToken(chosen.of.token)}, at temperature 1`} rows={chosen.likeliest} columns={[{ head: "token", header: true, cell: ([token]) => shownToken(token) }, { head: "probability", number: true, cell: ([, logprob]) => precise(Math.exp(logprob), 3) }]} />
           {!busy && refs.length > 0 && <Export of={{ name: "generation", scene: () => heatScene(drawn(), { theme, title: `${name}: what chose each token`, queries, keys }), rows: () => [["token", ...keys], ...queries.map((each, i) => [each, ...Array.from(row(drawn(), i))])], json: () => ({ request: run.request.body, prompt, tokens: came }) }} />}
         </>

@@ -12,6 +12,7 @@ import type { Body } from "../../server/tensors";
 import type { EffectsReply } from "../../server/types";
 import { Controls } from "../../parts/controls";
 import { HeatMap } from "../../parts/heatmap";
+import { Pictured } from "../../parts/pictured";
 import { Choice, Commands, Drawing, Export, FactList, ProblemBox, Table, Waiting } from "../../parts/ui";
 
 interface HeadEffectsProps {
@@ -73,8 +74,10 @@ export function HeadEffects({ model, input, of, layerRef, alone = false, pick, a
     <div aria-busy={busy}>
       <Controls summary={title}><Choice wide label="Effect" value={measure} set={(each) => go({ by_effect: each === "value" ? "" : each })} options={measures} /></Controls>
       <Export of={{ name: "head_effects", label: title, scene: () => heatScene(all, { theme, title, queries: rows, keys: columns, axes: AXES, signed }), rows: () => [["layer", ...columns], ...matrixRows(all, rows, columns).slice(1)], json: () => value.reply }} />
-      <HeatMap of={all} queries={rows} keys={columns} title={title} axes={AXES} signed={signed} pick={({ query, key: head }) => pick(String(refs[query]), swept[head])} />
-      <p class="small">Each head of each layer adds nothing in turn. {signed ? "Orange: the prediction loses log p without the head, which helps it; blue: it gains. " : ""}{about}</p>
+      <Pictured columns={columns.length} picture={<>
+        <HeatMap of={all} queries={rows} keys={columns} title={title} axes={AXES} signed={signed} pick={({ query, key: head }) => pick(String(refs[query]), swept[head])} />
+        <p class="small">Each head of each layer adds nothing in turn. {signed ? "Orange: the prediction loses log p without the head, so the head helps it. Blue: the prediction gains. " : ""}{about}</p>
+      </>}>
       <FactList facts={[[log, real(baseline)], ["matters most", headName(refs[Math.floor(best / swept.length)], swept[best % swept.length])], [title, effect(all.data[best])], ["edits in one request", String(all.data.length)]]} />
       {names.length > 1 && (
         <div class="side">
@@ -87,6 +90,7 @@ export function HeadEffects({ model, input, of, layerRef, alone = false, pick, a
           ]} />
         </div>
       )}
+      </Pictured>
       <Commands calls={[value.request]} />
     </div>
   );

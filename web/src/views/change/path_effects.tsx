@@ -1,4 +1,4 @@
-/** The effect of each path from the heads of a layer to the components behind it, through the residual stream alone. */
+/** The effect of each path from the heads of a layer to later components, through the residual stream alone. */
 
 import type { ApiRequest } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
@@ -11,13 +11,14 @@ import type { Body } from "../../server/tensors";
 import type { PathEnd } from "../../server/types";
 import { Controls } from "../../parts/controls";
 import { HeatMap } from "../../parts/heatmap";
+import { Pictured } from "../../parts/pictured";
 import { Choice, Commands, Export, FactList, ProblemBox, Waiting } from "../../parts/ui";
 import { effectsOnPrediction } from "./head_effects";
 
 interface PathEffectsProps {
   model: string;
   input: Body;
-  /** The key of the layer whose heads are the beginnings, and those of the layers behind it. */
+  /** The key of the layer whose heads are the beginnings, and the keys of the layers after it. */
   layerRef: string;
   later: string[];
   /** A head at a beginning was chosen. */
@@ -63,9 +64,10 @@ export function PathEffects({ model, input, layerRef, later, pick }: PathEffects
     <div aria-busy={busy}>
       {controls}
       <Export of={{ name: "path_effects", label: title, scene: () => heatScene(of, { theme, title, queries: rows, keys: columns, axes: AXES, signed: true }), rows: () => [["from", ...columns], ...matrixRows(of, rows, columns).slice(1)], json: () => value.reply }} />
-      <HeatMap of={of} queries={rows} keys={columns} title={title} axes={AXES} signed pick={({ query }) => pick(layerRef, from[query].head ?? 0)} />
-      <p class="small">What a head adds is taken away on its way to one component alone; all others read it as before. Orange: the prediction loses log p without it. Click a cell (or press Enter on it) to see the edit of its head under Edit.</p>
+      <Pictured columns={columns.length} picture={<HeatMap of={of} queries={rows} keys={columns} title={title} axes={AXES} signed pick={({ query }) => pick(layerRef, from[query].head ?? 0)} />}>
+      <p class="small">Each path takes the output of one head out of the input of one later component; every other component still reads it. Orange: the prediction loses log p without the path. Click a cell (or press Enter on it) to see the edit of its head under Edit.</p>
       <FactList facts={[[log, real(baseline)], ["matters most", `${rows[Math.floor(best / columns.length)]} → ${columns[best % columns.length]}`], [title, effect(of.data[best])], ["paths in one request", String(of.data.length)]]} />
+      </Pictured>
       <Commands calls={[value.request]} />
     </div>
   );

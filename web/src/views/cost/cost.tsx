@@ -98,7 +98,7 @@ const COLUMNS = [
 function Limits({ limits: { free_bytes: free, forward, gradients } }: ComplexityReply) {
   const fits = ({ longest, largest_batch: batch }: typeof forward) =>
     `up to ${whole(longest.size)} tokens${longest.kernel ? ` (${longest.kernel})` : ""}, or ${whole(batch.size)} sequences of the first length`;
-  return <p>The free {bytes(free)} hold <b>{fits(forward)}</b>{gradients ? `; for gradients ${fits(gradients)}.` : "."}</p>;
+  return <p>The free memory, {bytes(free)}, is enough for <b>{fits(forward)}</b>{gradients ? `; for gradients ${fits(gradients)}.` : "."}</p>;
 }
 
 function Growth({ growth: { time_order: time, memory_order: memory, flops_exponent: flops, peak_bytes_exponent: peak, letters } }: ComplexityReply) {

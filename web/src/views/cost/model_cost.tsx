@@ -47,12 +47,14 @@ const COLUMNS = [
 export function ModelCost({ id, choice }: { id: string; choice: ComponentChildren }) {
   const { params, go, theme, models, announce } = usePage();
   const model: Pick<ModelInfo, "takes" | "generates"> = models?.find((each) => each.id === id) ?? { takes: ["text"], generates: true };
-  const reads = model.takes.includes("text");
+  const sees = model.takes.includes("images");
+  const reads = model.takes.includes("text") || !sees; // a model that hears has frames and words in place of a text
   const generated = model.generates ? integer(params.new_tokens, 0, 0) : 0;
   const batch = integer(params.batch, 1, 1);
-  const side = integer(params.side, reads ? 0 : SIDE, 0);
-  const key = [id, params.length, generated, batch, side, reads].join("\u0000");
+  const side = sees ? integer(params.side, reads ? 0 : SIDE, 0) : 0;
+  const key = [models !== null, id, params.length, generated, batch, side, reads].join("\u0000");
   const { value, problem, busy } = useLoaded(key, async (signal) => {
+    if (models === null) return null; // what it reads is not known yet
     const path = `v1/models/${encodeURIComponent(id)}/complexity`;
     const common: Body = { batch, ...(generated ? { new_tokens: generated } : {}), ...(side ? { images: [{ width: side, height: side }] } : {}) };
     const ask = (length: number) => call<ModelComplexityReply>("POST", path, { length, ...common }, signal);
@@ -71,10 +73,10 @@ export function ModelCost({ id, choice }: { id: string; choice: ComponentChildre
     <>
       <div class="fields">
         {choice}
-        {reads && <Field label="Tokens of the text" param="length" {...number("length", last?.tokens ?? integer(params.length, LENGTH, 1), 1, value ? { max: value.most } : {})} />}
+        {reads && <Field label={model.takes.includes("text") ? "Tokens of the text" : "Tokens or frames"} param="length" {...number("length", last?.tokens ?? integer(params.length, LENGTH, 1), 1, value ? { max: value.most } : {})} />}
         {model.generates && <Field label="New tokens" param="new_tokens" {...number("new_tokens", generated, 0)} />}
         <Field label={reads ? "Batch" : "Batches"} param="batch" {...number("batch", batch, 1)} />
-        {model.takes.includes("images") && <Field label="Side of the image" hint={reads ? "pixels; 0 for none" : "pixels"} param="images" {...number("side", side, reads ? 0 : 1)} />}
+        {sees && <Field label="Side of the image" hint={reads ? "pixels; 0 for none" : "pixels"} param="images" {...number("side", side, reads ? 0 : 1)} />}
       </div>
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking ${id} for its costs`} />}
@@ -83,8 +85,8 @@ export function ModelCost({ id, choice }: { id: string; choice: ComponentChildre
           <p>
             {id} has {count(last.cost.parameters)} parameters in {bytes(last.cost.parameter_bytes)}{reads && <> and keeps {bytes(last.cost.cache_bytes_per_token)} of keys and values for each token</>}.{" "}
             {last.cost.images && <>The image is {whole(last.cost.images[0].tokens)} tokens in {whole(last.cost.images[0].crops)} crops. </>}
-            The free memory holds <b>{whole(last.cost.max_batch)}</b> {reads ? `texts of ${whole(last.tokens)} tokens` : "batches"}{generated > 0 && ` with ${whole(generated)} new ones each`} at once.
-            {reads && <> {batch === 1 ? "A single text" : `Each of ${whole(batch)} texts at once`} may have up to <b>{whole(last.cost.max_length)}</b> tokens{generated > 0 && ", the new ones among them"}.</>}
+            There is memory for <b>{whole(last.cost.max_batch)}</b> {reads ? `texts of ${whole(last.tokens)} tokens` : "batches"}{generated > 0 && `, each with ${whole(generated)} new tokens,`} at once.
+            {reads && <> {batch === 1 ? "A text" : `Each of ${whole(batch)} texts`} may have at most <b>{whole(last.cost.max_length)}</b> tokens{generated > 0 && ", new tokens included"}.</>}
           </p>
           <div class="side">
             {drawn.map((scene, i) => (

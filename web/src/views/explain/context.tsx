@@ -8,6 +8,8 @@ import { heatScene } from "../../drawing/drawings";
 import { clip, precise, real } from "../../numbers/format";
 import { largest, matrix, matrixRows } from "../../numbers/matrix";
 import { integer } from "../../page/state";
+import { chatOf } from "../../subjects/chat";
+import { ChatLine } from "../../parts/texts";
 import { ModelChoice } from "../../parts/model_choice";
 import { Opening } from "../../parts/sentence";
 import { paint } from "../../parts/shaded_tokens";
@@ -31,8 +33,8 @@ const less = (of: number[][] | undefined) => (of ?? []).map((row) => row.map((ea
 const attends = ({ kind = "attention" }: ModelInfo["layers"][number]) => kind === "attention";
 const MEASURES: Record<string, Measure> = {
   hidden: { label: "loss without it", about: "What log p of the sentence loses where no layer sees the source. Orange: the sentence needs it; blue: it would be likelier without.", able: (layers) => layers.every(attends), signed: true, of: ({ ablation }) => less(ablation?.hidden) },
-  removed: { label: "loss if left out", about: "What log p of the sentence loses where the source is left out of the prompt, and all behind it moves up.", signed: true, of: ({ ablation }) => less(ablation?.removed) },
-  attention: { label: "attention", about: "The share of attention that the source has, over all heads and the tokens of the sentence.", able: (layers) => layers.some(attends), signed: false, of: ({ attention = [] }) => attention },
+  removed: { label: "loss if left out", about: "What log p of the sentence loses where the source is left out of the prompt, and what follows it moves up.", signed: true, of: ({ ablation }) => less(ablation?.removed) },
+  attention: { label: "attention", about: "The share of attention on the source, over all heads and the tokens of the sentence.", able: (layers) => layers.some(attends), signed: false, of: ({ attention = [] }) => attention },
   gradient: { label: "gradient · embedding", about: "Gradient · embedding of log p of the sentence, summed over the tokens of the source. Orange makes the sentence likelier.", signed: true, of: ({ gradient = [] }) => gradient },
 };
 /** The measures of a model: those that its layers have, once they are known. */
@@ -49,7 +51,9 @@ function Asked({ model }: { model: ModelInfo }) {
   const [answer, writeAnswer] = useState(params.answer ?? "");
   useEffect(() => write(prompt), [prompt]);
   useEffect(() => writeAnswer(params.answer ?? ""), [params.answer]);
-  const body = { text: prompt, return: measuresOf(model), heads: 0, ...(params.answer ? { answer: params.answer } : { max_tokens: MOST_NEW }) };
+  const chat = model.takes.includes("messages") ? chatOf(params) : null;
+  const answered = chat?.at(-1)?.role === "assistant"; // the chat ends with its answer
+  const body = { ...(chat ? { messages: chat } : { text: prompt }), return: measuresOf(model), heads: 0, ...(answered ? {} : params.answer ? { answer: params.answer } : { max_tokens: MOST_NEW }) };
   const request: ApiRequest & { body: object } = { method: "POST", path: `v1/models/${encodeURIComponent(model.id)}/context`, body };
   const { value, problem, busy } = useLoaded(JSON.stringify(request), async (signal) => {
     // Its layers are known once it is loaded, and what can be asked with them.
@@ -59,12 +63,12 @@ function Asked({ model }: { model: ModelInfo }) {
   });
   return (
     <>
-      <form onSubmit={(event) => { event.preventDefault(); if (draft.trim()) go({ prompt: draft, answer, part: "" }); }}>
-        <Area label="Prompt" hint="its sentences are the sources" param="text" rows={4} wrap live value={draft} set={write} />
-        <div class="fields grow">
+      <form onSubmit={(event) => { event.preventDefault(); if (chat || draft.trim()) go({ ...(chat ? {} : { prompt: draft }), answer, part: "" }); }}>
+        {chat ? <ChatLine turns={chat} hint="its sentences are the sources" /> : <Area label="Prompt" hint="its sentences are the sources" param="text" rows={4} wrap live value={draft} set={write} />}
+        {!answered && <div class="fields grow">
           <Field wide label="Answer" hint="empty: what the model writes" param="answer" value={answer} live set={writeAnswer} />
-          <button type="submit" class="primary" disabled={!draft.trim()}>Ask</button>
-        </div>
+          <button type="submit" class="primary" disabled={!chat && !draft.trim()}>Ask</button>
+        </div>}
       </form>
       <ProblemBox problem={problem} />
       {!value && !problem && <Opening id={model.id} cancel={() => undefined} />}

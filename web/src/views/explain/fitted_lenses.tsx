@@ -72,7 +72,7 @@ export function FittedLenses({ id, chosen }: { id: string; chosen: string | unde
       <div class="fields"><Choice wide label="Read by" value={chosen ?? ""} options={options} set={(lens) => go({ lens })} /></div>
       <details class="more lenses">
         <summary>Fitted lenses{lenses.length > 0 && `: ${lenses.length}`}</summary>
-        <p class="small">A Jacobian lens maps the states behind a layer to those behind the last one, by the mean Jacobian over texts, before they are read out. Early layers write for later ones, and such a lens reads what they pass on.</p>
+        <p class="small">A Jacobian lens multiplies the states after a layer by the mean Jacobian of the last layer's states, taken over texts, and then reads them out. Early layers write for later layers; this lens reads what they pass on.</p>
         <ProblemBox problem={unlisted} />
         {lenses.length > 0 && <Table caption={`Fitted lenses of ${id}`} quiet rows={lenses} columns={[
           { head: "lens", header: true, cell: (each) => short(each.id) },

@@ -141,7 +141,7 @@ export function Gradient(props: SubjectProps) {
   const at = integer(params.at, (whole?.tokens ?? 1) - 1, 0, (whole?.tokens ?? 1) - 1);
   const id = whole?.id;
   const input = whole?.input;
-  const reads = input !== undefined && ("text" in input || "audio" in input) && whole?.predicts !== "class"; // else the model says what has a class
+  const reads = input !== undefined && ["text", "messages", "audio"].some((each) => each in input) && whole?.predicts !== "class"; // else the model says what has a class
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${at}`, async (signal) => {
     if (!id || !input || whole.predicts === null) return { prediction: null };
     const body = { ...input, top_k: LIKELIEST, ...(reads ? { positions: [at] } : {}) };
@@ -150,7 +150,7 @@ export function Gradient(props: SubjectProps) {
   if (!value) return busy ? <Waiting what="Asking the server for the prediction" /> : <ProblemBox problem={problem} />;
   const wanted = params.predicted ?? "";
   const token = /^#\d+$/.test(wanted) ? Number(wanted.slice(1)) : wanted;
-  // Of a classifier of tokens, each has a prediction; of one that finds an answer, its likeliest ends.
+  // A classifier of tokens has a prediction for each; a model that finds an answer has its likeliest ends.
   const several = !reads && (value.prediction?.predictions.length ?? 0) > 1;
   const place = several ? (value.prediction?.predictions.find(({ position }) => position === at) ?? value.prediction?.predictions[0])?.position : at;
   const of = { ...(reads || several ? { position: place } : {}), ...(token === "" ? {} : { token }) };
@@ -184,7 +184,7 @@ function OfPrediction({ predicted, picture, sound }: { predicted: Predicted; pic
         <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", `the likeliest: ${likeliest}`], ...options]} />
         {predicts !== "class" && <Field label="Another token" hint="one token of the model" param="of.token" value={known ? "" : wanted} set={(each) => go({ predicted: each })} />}
       </Controls>
-      {saturated && <p class="small">{chosen} has a probability of {precise(probability, 3)}: so near 1 that a small step changes log p little. A head with a gradient near 0 may still be needed: <Button class="quiet" onClick={() => go({ view: "effects" })}>take each head away</Button></p>}
+      {saturated && <p class="small">{chosen} has a probability of {precise(probability, 3)}: so near 1 that a small step hardly changes log p. A head with a gradient near 0 may still be needed: <Button class="quiet" onClick={() => go({ view: "effects" })}>take each head away</Button></p>}
       <DependsOn model={id} input={input} of={of} named={named} {...(predicts === "class" ? {} : { at: `${at} ${shownToken(labels.tokens[at])}`, own: predicts === "own" })} picture={picture} sound={sound} pick={(layer, head) => go({ layer, head })} />
     </>
   );
@@ -232,8 +232,8 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
   const importance = value?.importance ?? [];
   const gap = chosen === "integrated" ? tensors["completeness.gap"]?.data[0] : undefined;
   const label = headTitle(subject, shown, head);
-  const options: [string, string][] = [...(predicts ? [[PREDICTION, predicted.prediction.predicts === "class" ? "the log-probability of a class" : "the log-probability of a token"] as [string, string]] : []), ["sum", "the sum of the output"]];
-  if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...attention.queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
+  const options: [string, string][] = [...(predicts ? [[PREDICTION, predicted.prediction.predicts === "class" ? "the log-probability of a class" : "the log-probability of a token"] as [string, string]] : []), ["sum", "the sum of this attention's output"]];
+  if (subject.sequences === 1) options.push(["square", "½ ‖output‖² of this attention"], ["readout", "the log-likelihood of classes, read off this attention's output"], ...attention.queries.map((each, i): [string, string] => [`token:${i}`, `the sum of this attention's output at token ${i} ${each}`]));
   const lossText = options.find(([each]) => each === loss)?.[1] ?? loss;
   const title = together ? `${kind}, ${name}` : `${kind} of ${label}`;
   const shared = { queries, keys, facts: { loss, layer: name, head, importance } };
@@ -243,13 +243,13 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
         <Choice wide label="L is" value={loss} set={(each) => go({ loss: each === usual ? "" : each })} options={options} />
         <Choice wide label="Attribution" value={chosen} set={(each) => go({ attribution: each === "gradient_attention" ? "" : each })} options={Object.entries(ATTRIBUTIONS).map(([each, { label: text }]) => [each, text])} />
       </Controls>
-      {loss !== PREDICTION && <p class="of">L is {lossText}, of this attention alone{subject.whole?.id && !predicted ? `: ${subject.whole.id} has no head that predicts a token or a class` : ""}.</p>}
+      {loss !== PREDICTION && <p class="of">{subject.whole?.id && !predicted ? "This model predicts no token and no class, so L" : "L"} is {lossText}.</p>}
       {loss === "readout" && <Faulty problem={problem}><Area label="Readout" hint="a linear classifier of each query's output: weight [classes, width], bias, and the class of each query as targets (−1: not counted)" param="readout" rows={3} value={params.readout ?? ""} placeholder={READOUT} set={(readout) => go({ readout })} /></Faulty>}
       {predicts && loss === PREDICTION && (
         <>
           <OfPrediction predicted={predicted} picture={subject.picture} sound={subject.sound} />
           <h3>The weights of {label}</h3>
-          <p class="small">The gradient goes through all layers behind this one.</p>
+          <p class="small">The gradient goes through all layers after this one.</p>
         </>
       )}
       <ProblemBox problem={problem} />

@@ -1,5 +1,6 @@
 /** Lens: the token that each layer would predict at each place if it were read out at once, and what each head adds. */
 
+import { useState } from "preact/hooks";
 import { call } from "../../server/api";
 import type { ApiRequest } from "../../server/api";
 import { colour } from "../../drawing/colour";
@@ -12,6 +13,7 @@ import { shownToken } from "../../subjects/model_subject";
 import { refOf, subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
 import type { LensReply } from "../../server/types";
+import { Pictured } from "../../parts/pictured";
 import { FittedLenses } from "./fitted_lenses";
 import { Button, Commands, Export, ProblemBox, Table, Waiting } from "../../parts/ui";
 
@@ -24,21 +26,25 @@ const request = (model: string, body: object): ApiRequest & { body: Record<strin
 export function Lens({ subject, layer }: SubjectProps) {
   const { params, models } = usePage();
   const { whole } = subject;
-  const predicts = models?.find(({ id }) => id === whole?.id)?.predicts;
+  const model = models?.find(({ id }) => id === whole?.id);
+  const predicts = model?.predicts ?? null;
+  const own = predicts === "own" && model?.takes.includes("text") === true; // it predicts the tokens of a text, each in its place
   if (!whole?.id || !whole.input) return <p>A lens reads a whole model: choose one above, and type a sentence.</p>;
-  if (predicts !== undefined && predicts !== "next") return <p>{whole.id} does not predict the next token, so that its layers have none to read out.</p>;
+  if (model && predicts !== "next" && !own) return <p>{whole.id} predicts no tokens of a text: there is nothing to read its layers out by.</p>;
   const places = Array.from({ length: Math.min(whole.tokens, MOST_PLACES) }, (_, i) => whole.tokens - Math.min(whole.tokens, MOST_PLACES) + i);
-  const lens = params.lens ? { kind: "jacobian", lens: params.lens } : {};
+  const lens = params.lens && !own ? { kind: "jacobian", lens: params.lens } : {};
   return (
     <>
-      <FittedLenses key={whole.id} id={whole.id} chosen={params.lens} />
-      <Grid key={`${subjectKey(params)}/${params.lens ?? ""}`} subject={subject} layer={layer} id={whole.id} input={{ ...whole.input, ...lens }} places={places} cut={whole.tokens > MOST_PLACES} />
+      {!own && <FittedLenses key={whole.id} id={whole.id} chosen={params.lens} />}
+      <Grid key={`${subjectKey(params)}/${params.lens ?? ""}`} subject={subject} layer={layer} id={whole.id} own={own} input={{ ...whole.input, ...lens }} places={places} cut={whole.tokens > MOST_PLACES} />
     </>
   );
 }
 
 interface GridProps extends Pick<SubjectProps, "subject" | "layer"> {
   id: string;
+  /** Each token is predicted in its own place, and not the one after it. */
+  own: boolean;
   /** What the model read, and the lens to read it by. */
   input: Record<string, unknown>;
   /** The positions across. */
@@ -46,7 +52,7 @@ interface GridProps extends Pick<SubjectProps, "subject" | "layer"> {
   cut: boolean;
 }
 
-function Grid({ subject, layer, id, input, places, cut }: GridProps) {
+function Grid({ subject, layer, id, own, input, places, cut }: GridProps) {
   const { params, go, theme } = usePage();
   const sent = request(id, { ...input, of: ["hidden"], positions: places, top_k: LIKELIEST });
   const { value, problem } = useLoaded(JSON.stringify(sent.body), (signal) => call<LensReply>(sent.method, sent.path, sent.body, signal));
@@ -68,14 +74,14 @@ function Grid({ subject, layer, id, input, places, cut }: GridProps) {
   const across = places.map((place) => `${place} ${tokens[place]}`);
   return (
     <>
-      <p class="small">Each cell: the likeliest next token if the states behind that layer {params.lens ? "went through the Jacobian of the lens, and then" : "were read out by"} the final norm and the unembedding; the darker the likelier. The last row is the model's own prediction.{cut ? ` The last ${MOST_PLACES} tokens of the text.` : ""} Click a cell for its layer and its heads.</p>
+      <p class="small">A cell has the likeliest {own ? "token in that place" : "next token"} if the states after that layer {own ? "are read out by the model's head" : `are read out by ${params.lens ? "the Jacobian of the lens, " : ""}the final norm and the unembedding`}. Darker is likelier. The last row is the prediction of the model.{cut ? ` The last ${MOST_PLACES} tokens of the text.` : ""} Click a cell for its layer and its heads.</p>
       <Export of={{
         name: "lens",
         scene: () => heatScene(chances, { theme, title: "probability of the likeliest token, by layer", queries: layers.map(({ ref }) => title(ref)), keys: across, axes: ["layers", "tokens"] }),
         rows: () => [["layer", ...across], ...layers.map(({ ref, top }) => [title(ref), ...top.ids.map(([first]) => name(first))])],
         json: () => value,
       }} />
-      <div class="scroll lens" role="region" aria-label="The likeliest token of each layer at each token" tabIndex={0}>
+      <Pictured picture={<div class="scroll lens" role="region" aria-label="The likeliest token of each layer at each token" tabIndex={0}>
         <table>
           <caption class="hidden">The likeliest token of each layer at each token</caption>
           <thead><tr><th scope="col">layer</th>{places.map((place, i) => <th key={place} scope="col" class={i === column ? "at" : undefined}>{tokens[place]}</th>)}</tr></thead>
@@ -95,15 +101,16 @@ function Grid({ subject, layer, id, input, places, cut }: GridProps) {
             ))}
           </tbody>
         </table>
-      </div>
-      <div class="side">
-        <Table caption={`Behind ${title(row.ref)}, after ${across[column]}`} rows={row.top.ids[column]} columns={[
-          { head: "next token", header: true, cell: name },
+      </div>}>
+        <div class="side">
+        <Table caption={`Read after ${title(row.ref)}, ${own ? "in the place of" : "at"} ${across[column]}`} rows={row.top.ids[column]} columns={[
+          { head: own ? "token" : "next token", header: true, cell: name },
           { head: "logit", number: true, cell: (_, i) => precise(row.top.logits[column][i]) },
           { head: "probability", number: true, cell: (_, i) => precise(row.top.probabilities?.[column][i] ?? NaN, 3) },
         ]} />
-        <Heads id={id} input={input} layer={{ ref: row.ref, index: row.index }} place={at} target={layers[layers.length - 1].top.ids[column][0]} named={name} />
-      </div>
+        <Heads key={own ? `${row.ref}/${at}` : id} wait={own} id={id} input={input} layer={{ ref: row.ref, index: row.index }} place={at} target={layers[layers.length - 1].top.ids[column][0]} named={name} />
+        </div>
+      </Pictured>
       <Commands calls={[sent]} />
     </>
   );
@@ -111,6 +118,8 @@ function Grid({ subject, layer, id, input, places, cut }: GridProps) {
 
 interface HeadsProps {
   id: string;
+  /** Ask once the reader wants it: a head of the model that is no matrix has no parts of heads, and the server says so. */
+  wait: boolean;
   input: Record<string, unknown>;
   layer: { ref: string; index: number };
   place: number;
@@ -120,11 +129,13 @@ interface HeadsProps {
 }
 
 /** What each head of a layer adds to the logits at one token, and to that of the model's own prediction. */
-function Heads({ id, input, layer, place, target, named }: HeadsProps) {
+function Heads({ id, wait, input, layer, place, target, named }: HeadsProps) {
   const { go } = usePage();
   const sent = request(id, { ...input, of: ["heads"], layers: [refOf(layer.ref)], positions: [place], top_k: LIKELIEST, targets: [target] });
-  const { value, problem, busy } = useLoaded(JSON.stringify(sent.body), (signal) => call<LensReply>(sent.method, sent.path, sent.body, signal));
+  const [wanted, want] = useState(!wait);
+  const { value, problem, busy } = useLoaded(wanted ? JSON.stringify(sent.body) : "", async (signal) => (wanted ? call<LensReply>(sent.method, sent.path, sent.body, signal) : null));
   const heads = value?.layers[0].heads;
+  if (!wanted) return <div><Button onClick={() => want(true)}>What each head adds</Button></div>;
   if (problem) return <ProblemBox problem={problem} />;
   if (!heads) return <Waiting what="Asking the server for the heads" />;
   const title = (head: number) => (/^\d+$/.test(layer.ref) ? `L${layer.ref}H${head}` : `${layer.ref} H${head}`);

@@ -24,7 +24,7 @@ const MOST_FLOWS = 64; // tokens whose flows are all asked for
 const METHODS: Record<string, { label: string; about: string }> = {
   rollout: { label: "rollout", about: "The product over the layers of (1 − r)A + rI, where A is the weights of the heads in one and r the share of the residual connection (Abnar & Zuidema 2020). A row tells from which tokens a query's state comes, if every layer mixes as its attention says." },
   flow: { label: "maximum flow", about: "The largest flow from a token of the last layer to each input, where an edge carries at most its entry of (1 − r)A + rI (Abnar & Zuidema 2020)." },
-  relevance: { label: "relevance", about: "R ← R + relevance · R over the layers, from R = I (Chefer et al. 2021). L of each layer is here the sum of its own attention's output, since the page has no gradient of the whole model." },
+  relevance: { label: "relevance", about: "R ← R + relevance · R over the layers, from R = I (Chefer et al. 2021). For each layer, L is the sum of that layer's attention output, because this view has no gradient of the whole model." },
 };
 const STACKS: Partial<Record<string, string>> = { layers: "the text", vision: "the image" };
 const stackOf = ({ name }: Layer) => name.split(".")[0];
@@ -91,7 +91,7 @@ export function Rollout({ subject }: SubjectProps) {
         {method !== "relevance" && share("discard", 0, 0.95, "Leave out the smallest")}
       </Controls>
       <ProblemBox problem={problem} />
-      {!fits && <p>The text has {queries.length} tokens. Of {upto === usable.length ? "these" : `the first ${upto}`} layers the page sends all weights of up to {most} tokens: take fewer layers, or a shorter text. The server follows a stored recording of up to {whole(MOST_TOKENS.rollout)} tokens by itself: <code>attention record … --post</code>.</p>}
+      {!fits && <p>The text has {queries.length} tokens. The page can send the weights of {upto === usable.length ? "these" : `the first ${upto}`} layers for at most {most} tokens: take fewer layers, or a shorter text. Longer texts, of up to {whole(MOST_TOKENS.rollout)} tokens: store a recording first (<code>attention record … --post</code>), then choose it here.</p>}
       {!value && busy && fits && <Waiting what={`Asking the server for the ${METHODS[method].label} over ${upto} layers`} />}
       {value && of?.columns === queries.length && (
         <div aria-busy={busy}>

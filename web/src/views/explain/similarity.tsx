@@ -72,7 +72,7 @@ function Shown({ of, texts, request }: { of: SimilarityReply; texts: string[]; r
     <>
       <FactList facts={[["similarity: the cosine of both", precise(of.similarity[0])], ["computed in", `${of.ran.compute_ms.toFixed(1)} ms`]]} />
       {sides.map((tokens, side) => <ShadedTokens key={side} tokens={tokens} most={most} signed />)}
-      <p class="small">The share of each token in the cosine, gradient · embedding: orange brings the texts nearer to each other, blue parts them, to first order.</p>
+      <p class="small">The share of each token in the cosine, gradient · embedding: to first order, orange brings the texts nearer to each other, and blue moves them apart.</p>
       <Export of={{
         name: "similarity",
         scene: () => heatScene(matrix(1, all.length, Float32Array.from(all, ({ value }) => value)), { theme, title: `similarity ${precise(of.similarity[0])}`, queries: ["share"], keys: placed(all.map(({ name }) => name)), signed: true }),

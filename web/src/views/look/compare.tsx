@@ -7,7 +7,7 @@ import type { Range } from "../../drawing/drawings";
 import { clip, precise, real } from "../../numbers/format";
 import { whole } from "../../numbers/cells";
 import { HeatMap } from "../../parts/heatmap";
-import { matrixRows, statistics, statisticsOf } from "../../numbers/matrix";
+import { joined, matrixRows, statistics, statisticsOf } from "../../numbers/matrix";
 import { pairOf } from "../../numbers/pair";
 import type { Pair } from "../../numbers/pair";
 import { integer } from "../../page/state";
@@ -40,7 +40,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
   const chosen = params.b_source ?? "";
   const source = chosen === SAME ? "" : chosen || base; // an adapter is compared with its base first
   const text = params.b_text ?? "";
-  const beside = { ...params, ...(source ? { source } : {}), ...(text ? { text } : {}) };
+  const beside = { ...params, ...(source ? { source } : {}), ...(text ? { text, messages: "" } : {}) };
   const reads = (source || (params.source ?? "")).startsWith("model:");
   const otherKey = subjectKey(beside);
   const second = useLoaded(otherKey, async () => ({ key: otherKey, subject: await openBeside(beside) }));
@@ -62,7 +62,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
       one: drawn.one,
       two: drawn.other,
       of: other.layers[otherLayer],
-      end: Math.max(drawn.one.end, drawn.other.end),
+      shared: joined([drawn.one.spread, drawn.other.spread]),
       pair,
       calls: [await subject.requestFor(layer, head), await other.requestFor(otherLayer, otherHead)],
     };
@@ -91,11 +91,11 @@ export function Compare({ subject, layer, head }: SubjectProps) {
         <>
           {here.pair
             ? <FactList facts={[["Jensen-Shannon divergence, nats", real(here.pair.divergence.mean, 4)], ["largest difference", precise(here.pair.less.most)]]} />
-            : <p class="small">The texts have {queries.length} and {here.of.queries.length} tokens, so that their weights have no difference cell by cell.</p>}
+            : <p class="small">The texts have {queries.length} and {here.of.queries.length} tokens, so their weights cannot be compared cell by cell.</p>}
           {here.pair && <Difference of={here.pair} title={`${label} less ${otherLabel}`} one={title} other={otherTitle} queries={both[0]} keys={both[1]} />}
           <div class="side">
-            <figure><figcaption>{title}</figcaption><HeatMap of={here.one} queries={queries} keys={keys} title={label} range={range} shared={here.end} alone={!here.pair} /></figure>
-            <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.end} alone={!here.pair} /></figure>
+            <figure><figcaption>{title}</figcaption><HeatMap of={here.one} queries={queries} keys={keys} title={label} range={range} shared={here.shared} alone={!here.pair} /></figure>
+            <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.shared} alone={!here.pair} /></figure>
             {here.pair && <figure><figcaption>the first less the second</figcaption><HeatMap of={here.pair.less} queries={both[0]} keys={both[1]} title="the difference" signed /></figure>}
           </div>
           {summaries.value?.place === place ? (

@@ -119,7 +119,7 @@ function Surveyed({ model, from }: { model: ModelInfo; from: string }) {
       <ProblemBox problem={problem} />
       {running && !done && model.state !== "resident" && <Opening id={model.id} cancel={() => running.abort()} />}
       {!found && !running && !problem && <p class="small">Every {what.slice(0, -1)} goes through {model.id} once. Each head then stands at its means of two statistics; click one for its distribution and the passages in which it is strongest.</p>}
-      {past && <p role="status">What follows is of the {whole(found.texts.length)} {what} that went through before, not of those above.</p>}
+      {past && <p role="status">The result below is for the {whole(found.texts.length)} {what} that went through before, not for the present ones.</p>}
       {found && <Found of={found} />}
     </>
   );
@@ -209,7 +209,7 @@ function Passage({ of, at, text }: { of: Survey; at: number; text: number }) {
   return (
     <div aria-busy={busy || value.text !== text}>
       <LinkedHead of={value.of} queries={value.queries} keys={value.keys} title={`${each.name} in this passage`} range="unit" most={MOST_LINES} />
-      <Button onClick={() => go({ view: "head", source: `model:${of.model}`, ...opened, layer: each.layer, head: each.head })}>Open in Head</Button>
+      <Button onClick={() => go({ view: "head", source: `model:${of.model}`, messages: "", ...opened, layer: each.layer, head: each.head })}>Open in Head</Button>
       <Commands calls={[request]} />
     </div>
   );

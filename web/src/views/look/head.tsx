@@ -13,11 +13,13 @@ import { useNowhere } from "../../drawing/pointed";
 import { decimal, integer } from "../../page/state";
 import { IMPLICIT, headTitle, subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
+import { Pictured } from "../../parts/pictured";
 import { TokenRow } from "../../parts/token_row";
 import { Choice, Commands, Export, FactList, Field, ProblemBox } from "../../parts/ui";
 import { HeadLines } from "./head_lines";
 
 const MOST_LINES = 128; // tokens of the view with lines
+const MOST_LABELLED = 20; // tokens of a map that needs less than its half of a wide screen
 const MOST_SAVED = 2_000_000; // cells of a table
 
 const zoomOf = (text: string | undefined): Zoom | null => {
@@ -69,15 +71,16 @@ export function Head({ subject, layer, head }: SubjectProps) {
       </Controls>
       {!lines && <Export of={{ name: `weights-${name}-${shown.head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head: shown.head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />}
       {!lines && !tiled && <TokenRow say of={of} queries={queries} keys={keys} at={{ query: only, key: only === null ? null : key }} pick={(query) => go({ view: "query", query, key: "" })} />}
-      {lines ? <HeadLines subject={subject} layer={layer} head={head} least={least} only={only} /> : (
+      <Pictured {...(Math.max(queries.length, keys.length) <= MOST_LABELLED ? { columns: keys.length } : {})} picture={lines ? <HeadLines subject={subject} layer={layer} head={head} least={least} only={only} /> : (
         <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={only === null || key === null ? null : { query: only, key }}
           move={(cell) => go({ query: cell.query, key: cell.key }, "replace")} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
           zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, "replace")} />
-      )}
-      {!lines && !of.signed && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
-      {of.signed && <p class="small">{IMPLICIT} The statistics are of the shares |w| / Σ|w|.</p>}
+      )}>
+      {!lines && !of.signed && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. A pixel shows the largest of the cells that it covers; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
+      {of.signed && <p class="small">{IMPLICIT} The statistics count the shares |w| / Σ|w|.</p>}
       <h3>Statistics</h3>
       <FactList facts={shownStatistics(subject.counting).map(([each, label, about]) => [label, real(own[each]), about])} />
+      </Pictured>
       <Commands calls={[call]} />
     </div>
   );

@@ -6,9 +6,9 @@ import { follow, useLoaded, usePage } from "../../page/context";
 import { Controls, useNarrow } from "../../parts/controls";
 import { RANGES, usualRange } from "../../drawing/drawings";
 import type { Range } from "../../drawing/drawings";
-import { clip, real } from "../../numbers/format";
-import { largestShared, matrix, pooled, shownStatistics, statistics } from "../../numbers/matrix";
-import type { Matrix, Statistics } from "../../numbers/matrix";
+import { clip, precise, real } from "../../numbers/format";
+import { joined, matrix, pooled, shownStatistics, spreadOf, statistics } from "../../numbers/matrix";
+import type { Matrix, Spread, Statistics } from "../../numbers/matrix";
 import type { Cell } from "../../drawing/painter";
 import { IMPLICIT, MOST_HEAD_CELLS, headName, headTitle, subjectKey } from "../../subjects/subject";
 import type { Subject, SubjectProps } from "../../subjects/subject";
@@ -28,8 +28,8 @@ interface Head {
   name: string;
   /** Its weights, pooled where they are many. */
   of: Matrix;
-  /** The end of its scale of colours. */
-  end: number;
+  /** What its scale of colours is made of. */
+  spread: Spread;
   statistics: Statistics;
 }
 
@@ -57,7 +57,7 @@ async function read(subject: Subject, alone: number | null): Promise<Head[]> {
     const own = statistics(whole, subject.layers[layer], subject.counting);
     const numbers = counted[layer] ?? {};
     for (const each in own) own[each] = numbers[each]?.[head] ?? own[each];
-    return { layer, head, name: headTitle(subject, layer, head), of, end: largestShared(shown), statistics: own };
+    return { layer, head, name: headTitle(subject, layer, head), of, spread: spreadOf(shown), statistics: own };
   }));
 }
 
@@ -80,8 +80,9 @@ export function Overview({ subject, layer: chosenLayer }: SubjectProps) {
   });
   if (problem) return <ProblemBox problem={problem} />;
   if (heads?.subject !== subject || heads.alone !== alone) return <p class="empty">Reading the weights…</p>;
-  /** The end of the scale that heads share: those of a softmax, and those whose weights have either sign. */
-  const sharedBy = ({ signed }: Matrix) => heads.made.reduce((most, { of, end }) => (of.signed === signed ? Math.max(most, end) : most), 0);
+  /** The spread that heads share: heads with a softmax, and heads whose weights have either sign. */
+  const sharedBy = ({ signed }: Matrix) => joined(heads.made.filter(({ of }) => of.signed === signed).map(({ spread }) => spread));
+  const legendOf = (of: Matrix) => (range === "shared" ? sharedBy(of) : undefined);
   const implicit = heads.made.find(({ of }) => of.signed)?.of;
   const plain = heads.made.find(({ of }) => !of.signed)?.of;
   const across = Math.max(...heads.made.map(({ layer }) => subject.layers[layer].heads.length));
@@ -108,8 +109,8 @@ export function Overview({ subject, layer: chosenLayer }: SubjectProps) {
         <Choice label="Sort by" value={sort} set={(value) => go({ sort: value === "place" ? "" : value })} options={[["place", "layer and head"], ...counted.map(([name, label]): [string, string] => [name, label])]} />
         {statistic && <Choice label="Order" value={params.rising ?? ""} set={(rising) => go({ rising })} options={[["", "largest first"], ["1", "smallest first"]]} />}
         <Choice label="Colour range" value={range} set={(value) => go({ range: value })} options={Object.entries(RANGES)} />
-        {plain && <Legend range={range} shared={sharedBy(plain)} chooses={heads.made.some(({ of }) => of.chosen)} />}
-        {implicit && <Legend signed range={range === "shared" ? range : "own"} shared={sharedBy(implicit)} />}
+        {plain && <Legend range={range} spread={legendOf(plain)} chooses={heads.made.some(({ of }) => of.chosen)} />}
+        {implicit && <Legend signed range={range === "shared" ? range : "own"} spread={legendOf(implicit)} />}
       </Controls>
       {large.of.rows > 0 && <TokenRow of={large.of} queries={subject.layers[large.layer].queries} keys={subject.layers[large.layer].keys} />}
       <div class="beside" style={{ "--heads": String(across) }}>
@@ -118,7 +119,7 @@ export function Overview({ subject, layer: chosenLayer }: SubjectProps) {
           <li key={`${each.layer}/${each.head}`}>
             <a href={linked(each)} aria-current={each === chosen ? "true" : undefined} onPointerEnter={(event) => event.pointerType === "mouse" && point(each)} onFocus={() => pointing.set(NOWHERE)}
               onClick={follow(() => choose(each))} aria-label={`Open ${each.name}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
-              {each.of.rows > 0 && <SmallMap of={each.of} end={each.end} queries={subject.layers[each.layer].queries.length} keys={subject.layers[each.layer].keys.length} point={(cell) => point(each, cell)} range={range} shared={sharedBy(each.of)} />}
+              {each.of.rows > 0 && <SmallMap of={each.of} spread={each.spread} queries={subject.layers[each.layer].queries.length} keys={subject.layers[each.layer].keys.length} point={(cell) => point(each, cell)} range={range} shared={sharedBy(each.of)} />}
               <span aria-hidden="true">{clip(each.name, 18)}{statistic ? <b> {real(each.statistics[statistic[0]], 2)}</b> : null}</span>
             </a>
           </li>
@@ -126,11 +127,11 @@ export function Overview({ subject, layer: chosenLayer }: SubjectProps) {
       </Multiples>
       <section ref={panel} aria-label="The chosen head" class="large">
         <h3>{large.name} <a href={linked(large)} onClick={follow(() => go(open(large)))}>Open</a></h3>
-        <p class="small">{counted.slice(0, 4).map(([name, label]) => `${label} ${real(large.statistics[name], 2)}`).join(" · ")}</p>
+        <p class="small">{counted.slice(0, 4).map(([name, label]) => `${label} ${Math.abs(large.statistics[name]) < 0.005 ? precise(large.statistics[name], 2) : real(large.statistics[name], 2)}`).join(" · ")}</p>
         {large.of.rows > 0 && <LargeHead subject={subject} of={large} range={range} shared={sharedBy(large.of)} />}
       </section>
       </div>
-      {others.length > 0 && <p class="small">{others.join(", ")}: each channel has weights of its own. Choose such a layer above to see it.</p>}
+      {others.length > 0 && <p class="small">{others.join(", ")}: each channel has its own weights. Choose such a layer above to see it.</p>}
       <FactList facts={subject.facts} />
       <Export of={{ name: "overview", scene: () => gridScene(sorted, across, range, sharedBy, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
       <h3>Statistics</h3>
@@ -153,7 +154,7 @@ const MOST_LARGE = 2_000_000; // cells of a head that is read whole to stand bes
 const RESTS_MS = 150; // that the pointer rests on a small head before its weights are asked for
 
 /** A head beside the small ones: its weights are read where the small one has pooled cells, unless they are very many. */
-function LargeHead({ subject, of, range, shared }: { subject: Subject; of: Head; range: Range; shared: number }) {
+function LargeHead({ subject, of, range, shared }: { subject: Subject; of: Head; range: Range; shared: Spread }) {
   const { params, go } = usePage();
   const { queries: rows, keys: columns } = subject.layers[of.layer];
   const coarse = of.of.rows !== rows.length || of.of.columns !== columns.length;
@@ -173,7 +174,7 @@ function LargeHead({ subject, of, range, shared }: { subject: Subject; of: Head;
   const busy = coarse && (!value || placeOf(value) !== placeOf(of));
   const pick = ({ query, key }: Cell) => go({ view: "query", layer, head, query, key });
   if (shown.tiles) return <div aria-busy={busy}><HeatMap of={shown.tiles} queries={queries} keys={keys} title={title} range={range} shared={shared} pick={pick} /></div>;
-  if (shown.of.rows !== queries.length || shown.of.columns !== keys.length) return <div aria-busy={busy}><Thumbnail of={shown.of} end={shown.end} range={range} shared={shared} /></div>;
+  if (shown.of.rows !== queries.length || shown.of.columns !== keys.length) return <div aria-busy={busy}><Thumbnail of={shown.of} spread={shown.spread} range={range} shared={shared} /></div>;
   return (
     <div aria-busy={busy}>
       {subject.picture && places && <Patches of={shown.of} layer={subject.layers[layer]} picture={subject.picture} title={title} />}

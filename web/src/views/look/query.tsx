@@ -55,6 +55,12 @@ function vectorsOf(source: string, modules: ModuleInfo[]): string {
   return `These are q and k as the score reads them: projected${position === "rope" ? " and rotated by position (rope)" : ""}.`;
 }
 
+/** How many keys a mask leaves to a query. */
+function looksAt(masked: number[], keys: number): string {
+  const many = masked.filter((each) => each !== -Infinity).length;
+  return many === keys ? `This token may look at all ${keys} keys.` : `This token may look at ${many} of ${keys} keys.`;
+}
+
 const norm = (of: Float32Array) => Math.hypot(...of);
 
 export function Query({ subject, layer, head }: SubjectProps) {
@@ -137,7 +143,7 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
             <ol class="steps">
               {q && <li><b>The query.</b> {queries[query]} has q of length {precise(norm(q))} in {q.length} dimensions.</li>}
               {scores && <li><b>Scores.</b> {parts ? "q · k of each key, times the scale" : "One for each key"}: from {precise(Math.min(...scores))} to {precise(Math.max(...scores))}.</li>}
-              {masked && <li><b>Mask.</b> {masked.filter((each) => each === -Infinity).length} of {keys.length} keys are hidden.</li>}
+              {masked && <li><b>Mask.</b> {looksAt(masked, keys.length)}</li>}
               <li><b>Weights.</b> The normalizer makes shares of the scores; they add up to {precise(shown.reduce((a, b) => a + b, 0))}. The largest is {precise(most)}, on {keys[shown.findIndex((each) => Math.abs(each) === most)]}.</li>
               {context && <li><b>Context.</b> Σ w · v, of length {precise(norm(context))}.</li>}
               {output && subject.layers.length === 1 && <li><b>Output.</b> {heads.length > 1 ? "The contexts of all heads, projected" : "The context"}: length {precise(norm(output))}.</li>}
@@ -155,7 +161,7 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
       <Table caption={`${headTitle(subject, layer, head)}, query ${queries[query]}`} rows={rows} columns={[
         { head: "key", header: true, cell: ({ key }) => key },
         ...(scores ? [{ head: "score", number: true, cell: ({ j }: { j: number }) => real(scores[j]) }] : []),
-        ...(masked ? [{ head: "masked score", number: true, cell: ({ j }: { j: number }) => real(masked[j]) }] : []),
+        ...(masked?.some((each, j) => each !== scores?.[j]) ? [{ head: "masked score", number: true, cell: ({ j }: { j: number }) => real(masked[j]) }] : []),
         { head: "weight", number: true, cell: ({ j }) => (signed ? precise(shown[j]) : real(shown[j], 5)) },
         ...(values?.length === keys.length ? [{ head: "‖v‖", number: true, title: "length of the value", cell: ({ j }: { j: number }) => real(norm(values[j])) }, { head: "‖w·v‖", number: true, title: "length of the key's part of the context", cell: ({ j }: { j: number }) => real(shown[j] * norm(values[j]), 4) }] : []),
         { head: <span class="hidden">share of the largest</span>, cell: ({ j }) => <span class="share" style={{ width: `${(6 * Math.abs(shown[j])) / (most || 1)}rem` }} /> },

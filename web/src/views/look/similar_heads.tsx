@@ -54,7 +54,7 @@ export function SimilarHeads({ one, other, layer, otherLayer, beside }: SimilarH
     const { tensors: { values } } = await callTensors(comparison.path, comparison.body ?? {});
     return { of: matrix(values.shape[0], values.shape[1], values.data), request: comparison };
   });
-  if (!rows.length || !columns.length) return <p class="small">The similarity of heads is of their shares of attention. {IMPLICIT}</p>;
+  if (!rows.length || !columns.length) return <p class="small">The similarity of heads compares their shares of attention. {IMPLICIT}</p>;
   if (rows.length < 2 && columns.length < 2) return null;
   const title = "Jensen-Shannon divergence of the heads, nats";
   const names = [rows, columns].map((places) => places.map(({ name }) => name));
@@ -64,7 +64,7 @@ export function SimilarHeads({ one, other, layer, otherLayer, beside }: SimilarH
       <h3>Similarity of the heads</h3>
       {one.layers.length > 1 && <Check label="Heads of all layers" value={all} set={(each) => go({ pairs: each ? "all" : "" })} />}
       <ProblemBox problem={problem} />
-      {sent > MOST_CELLS && <p class="small">These are too many weights to send. The server compares stored recordings by itself.</p>}
+      {sent > MOST_CELLS && <p class="small">These are too many weights to send. Store both recordings first, and the server compares them.</p>}
       {shown && (
         <>
           <p class="small">The mean over the queries of the Jensen-Shannon divergence of two heads' weights: 0 for equal weights, at most ln 2. Click a cell (or press Enter on it) to compare its heads.</p>

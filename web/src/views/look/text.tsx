@@ -7,8 +7,10 @@ import type { ProblemDocument } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { bytes, clip } from "../../numbers/format";
 import { MoreModels } from "../../parts/more_models";
+import { Chat, TextBox } from "../../parts/texts";
 import { normal } from "../../numbers/random";
 import { integer } from "../../page/state";
+import { chatOf, writeChat } from "../../subjects/chat";
 import { BUILT_IN, RAW, SENTENCE, files, subjectKey } from "../../subjects/subject";
 import { nested } from "../../server/tensors";
 import type { RecordingSummary, VariantInfo } from "../../server/types";
@@ -25,7 +27,7 @@ export function Text() {
   const { value: subject, problem } = useLoaded(subjectKey(params), () => subjectOf(params));
   return (
     <>
-      <h3>A sentence</h3>
+      <h3>A text or a chat</h3>
       <Typed />
       <Recordings />
       <h3>Modules and raw attention</h3>
@@ -68,7 +70,7 @@ function Recordings() {
   return (
     <div onDragOver={(event) => event.preventDefault()} onDrop={drop}>
       <h3>Recordings</h3>
-      <p class="small">A recording holds a text's way through a whole model: the attention of every layer, with its tokens.</p>
+      <p class="small">A recording holds the attention of every layer of a whole model for one text, with its tokens.</p>
       <div class="fields">
         <Choice wide label="Built in" value={BUILT_IN.some(({ id }) => `builtin:${id}` === (params.source ?? "")) ? (params.source ?? "") : ""} set={(source) => source && go({ ...CHANGED, source })} options={[...BUILT_IN.map(({ id, label }): [string, string] => [`builtin:${id}`, label]), ...(BUILT_IN.some(({ id }) => `builtin:${id}` === (params.source ?? "")) ? [] : [["", "choose one"] as [string, string]])]} />
         <Choice wide label="Stored on the server" value={params.source?.startsWith("stored:") ? params.source : ""} set={(source) => source && go({ ...CHANGED, source })}
@@ -82,31 +84,45 @@ function Recordings() {
   );
 }
 
-/** A sentence for a whole model, or the command that records it elsewhere. */
+const CHAT = "chat";
+
+/** A text or a chat for a whole model, or the command that records a text elsewhere. */
 function Typed() {
   const { params, go, models } = usePage();
   const able = (models ?? []).filter((each) => !each.refused && each.takes.includes("text")).map(({ id }) => id);
   const named = params.source?.startsWith("model:") ? params.source.slice(6) : "";
   const [model, choose] = useState(named);
   const [text, write] = useState(params.text ?? "");
-  const chosen = able.includes(model) ? model : (able[0] ?? "");
+  const [turns, writeTurns] = useState(chatOf(params) ?? [{ role: "user", content: params.text ?? "" }]);
+  const [form, setForm] = useState(chatOf(params) ? CHAT : "text");
+  const chatting = form === CHAT;
+  const setWritten = (wanted: string) => {
+    if (wanted === CHAT && text.trim() && turns.every(({ content }) => !content.trim())) writeTurns([{ role: "user", content: text }]);
+    setForm(wanted);
+  };
+  const readers = chatting ? able.filter((id) => models?.find((each) => each.id === id)?.takes.includes("messages")) : able;
+  const chosen = readers.includes(model) ? model : (readers[0] ?? "");
+  const ready = Boolean(chosen) && (chatting ? turns.some(({ content }) => content.trim()) : Boolean(text.trim()));
   const line = `attention record CHECKPOINT '${(text || "your sentence").replaceAll("'", "'\\''")}' --taps weights --taps q --taps k --taps v --post`;
   if (models && !able.length) {
     return (
       <>
-        <Field wide label="Your sentence" hint="for a command that records it with a checkpoint and its tokenizer" value={text} live set={write} placeholder="The cat sat on the mat" />
+        <TextBox label="Your text" hint="for a command that records it with a checkpoint and its tokenizer" value={text} write={write} lines={3} placeholder="The cat sat on the mat" />
         <pre tabIndex={0}>{line}</pre>
         <p class="small">Run the command where transformers is installed, then list the recordings again. The server reads a sentence itself if it has transformers.</p>
       </>
     );
   }
-  const look = (id: string) => go({ ...CHANGED, source: `model:${id}`, text: text.trim(), view: "overview" });
+  const look = (id: string) => go({ ...CHANGED, source: `model:${id}`, ...(chatting ? { messages: writeChat(turns.filter(({ content }) => content.trim())) } : { text: text.trim(), messages: "" }), view: "overview" });
   return (
     <>
-      <form class="fields" onSubmit={(event) => { event.preventDefault(); look(chosen); }}>
-        <Field wide label="Your sentence" hint="read by a whole model" value={text} live set={write} placeholder="The cat sat on the mat" />
-        <Choice wide label="Model" value={chosen} set={choose} options={able.map((id): [string, string] => [id, id])} />
-        <button type="submit" class="primary" disabled={!text.trim() || !chosen}>Look at the sentence</button>
+      <form class="written" onSubmit={(event) => { event.preventDefault(); if (ready) look(chosen); }}>
+        <div class="fields">
+          <Choice label="Write" value={form} set={setWritten} options={[["text", "a text"], [CHAT, "a chat of turns"]]} />
+          <Choice wide label="Model" value={chosen} set={choose} options={readers.length ? readers.map((id): [string, string] => [id, id]) : [["", "no model reads a chat"]]} />
+        </div>
+        {chatting ? <Chat turns={turns} write={writeTurns} /> : <TextBox label="Your text" hint="read by a whole model" value={text} write={write} lines={5} placeholder="The cat sat on the mat" />}
+        <div class="fields"><button type="submit" class="primary" disabled={!ready}>Look at the {form}</button><span class="hint">Enter adds a line; Ctrl+Enter or ⌘+Enter looks.</span></div>
       </form>
       <MoreModels loaded={look} />
     </>

@@ -70,8 +70,8 @@ function Modules() {
     await refresh();
     return { text: `Created ${made.name}: ${whole(made.parameter_count)} parameters, ${bytes(made.bytes)}.`, request: { method: "POST", path: "v1/modules", body } };
   });
-  const opens = (view: string, text: string, { name }: ModuleInfo, more = {}) => (
-    <Button class="quiet" aria-label={`${text} at ${name}`} onClick={() => go({ view, source: `module:${name}`, layer: "", head: "", zoom: "", edits: "", ...more })}>{text}</Button>
+  const opens = (view: string, text: string, { name, source: from }: ModuleInfo, more = {}) => (
+    <Button class="quiet" aria-label={`${text} at ${name}`} disabled={Boolean(from) && !models} onClick={() => go({ view, source: `module:${name}`, layer: "", head: "", zoom: "", edits: "", ...more })}>{text}</Button>
   );
   /** The whole model of an imported layer reads a sentence; another module has vectors as its input. */
   const lookAt = ({ source: from, config }: ModuleInfo) => {

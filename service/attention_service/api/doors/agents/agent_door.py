@@ -44,7 +44,7 @@ from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS
 from attention_service import __version__
 from attention_service.api.doors.agents import error_advice
-from attention_service.api.doors.agents.agent_tool import AgentTool, ToolCall
+from attention_service.api.doors.agents.agent_tool import AgentTool, ToolContext
 from attention_service.api.doors.agents.array_addresses import TEMPLATE, address_of
 from attention_service.api.doors.agents.opened_inputs import OpenedInputs
 from attention_service.api.doors.agents.own_requests import PATH, OwnRequests
@@ -60,7 +60,7 @@ from attention_service.api.doors.agents.tools import (
 )
 from attention_service.api.handlers import unexpected
 from attention_service.runtime.callers import caller
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import BodyMemory
 
 TOOLS: Final[Sequence[AgentTool[Any]]] = tuple(
     module.TOOL
@@ -151,8 +151,8 @@ class AgentDoor:
         if self._sessions is None or self._inputs is None:
             raise RuntimeError("the application does not run")
         scope["route"] = self._route  # by whose name the log and the metrics tell of it
-        scope[_CALL] = ToolCall(OwnRequests(self._app, scope), self._inputs, caller.get().name)
-        memory = Body(scope["app"].state.engine.host)
+        scope[_CALL] = ToolContext(OwnRequests(self._app, scope), self._inputs, caller.get().name)
+        memory = BodyMemory(scope["app"].state.engine.host)
 
         async def counted() -> Message:
             message = await receive()
@@ -225,9 +225,9 @@ class AgentDoor:
         return ReadResourceResult(contents=[blob])
 
 
-def _call_of(context: ServerRequestContext[Any, Any]) -> ToolCall:
+def _call_of(context: ServerRequestContext[Any, Any]) -> ToolContext:
     message: Any = context.request
-    call: ToolCall = message.scope[_CALL]
+    call: ToolContext = message.scope[_CALL]
     return call
 
 

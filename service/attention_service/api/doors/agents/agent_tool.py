@@ -89,7 +89,7 @@ class TokenWeight(WireModel):
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class ToolContext:
     """Everything that a tool may use to answer one call."""
 
     requests: OwnRequests
@@ -98,12 +98,12 @@ class ToolCall:
 
     def input(self, handle: str, argument: str = "input", model: str | None = None) -> OpenedInput:
         """Return an open input of the caller. Raises InvalidRequest, also if ``model`` names another than its own."""
-        found = self.inputs.find(self.caller, handle, argument)
-        if model not in {None, found.model}:
+        opened = self.inputs.find(self.caller, handle, argument)
+        if model not in {None, opened.model}:
             raise InvalidRequest.at(
-                argument, f"it is of model {found.model}; expected one of {model}. Call open_input with that model"
+                argument, f"it is of model {opened.model}; expected one of {model}. Call open_input with that model"
             )
-        return found
+        return opened
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class AgentTool(Generic[ArgumentsT]):
     title: str
     arguments: type[ArgumentsT]
     answer: type[ToolAnswer]
-    run: Callable[[ToolCall, ArgumentsT], Awaitable[ToolResult]]
+    run: Callable[[ToolContext, ArgumentsT], Awaitable[ToolResult]]
     arguments_of: Mapping[str, str] = field(default_factory=dict)
     """The argument that became each field of its requests, by which refusals name it."""
 
@@ -157,10 +157,10 @@ def rounded(value: Any, digits: int = 4) -> float | None:
 
 def number(value: Any, digits: int = 4) -> float:
     """Return a number as ``rounded`` does. Raises InvalidRequest for one that is not finite."""
-    found = rounded(value, digits)
-    if found is None:
+    finite = rounded(value, digits)
+    if finite is None:
         raise InvalidRequest(f"the model computes {float(value)} here, which is no number to go on with")
-    return found
+    return finite
 
 
 def log_probabilities(logits: Array) -> Array:

@@ -7,7 +7,7 @@ from mcp_types import ResourceLink
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import head_name
-from attention_contract.schemas.models import LayerRef
+from attention_contract.schemas.models import LayerRef, layer_of
 from attention_contract.wire import SAFETENSORS
 
 TAPS: Final = ("weights", "scores", "q", "k", "v", "context")
@@ -43,12 +43,12 @@ class ArrayAddress(NamedTuple):
 
 def address_of(uri: str) -> ArrayAddress:
     """Read an address. Raises InvalidRequest."""
-    found = _ADDRESS.fullmatch(uri)
-    if found is None or found[4] not in TAPS:
+    match = _ADDRESS.fullmatch(uri)
+    if match is None or match[4] not in TAPS:
         raise InvalidRequest.at(
             "uri",
             f"no array has this address; expected {TEMPLATE} with a tap of {', '.join(TAPS)}. Call look_at_head or "
             "explain_weight, whose answers have links",
         )
-    handle, layer, head, tap = found.groups()
-    return ArrayAddress(handle, int(layer) if layer.isdecimal() else layer, int(head), tap)
+    handle, layer, head, tap = match.groups()
+    return ArrayAddress(handle, layer_of(layer), int(head), tap)

@@ -72,15 +72,15 @@ class OpenedInputs:
 
     def find(self, owner: str, handle: str, argument: str = "input") -> OpenedInput:
         """Return an input of a caller. Raises InvalidRequest, which names the argument, if it is not open."""
-        found = self._inputs.get((owner, handle))
-        if found is None:
+        opened = self._inputs.get((owner, handle))
+        if opened is None:
             raise InvalidRequest.at(
                 argument,
                 f"there is no open input {handle!r}: it was opened by another key or in another process, or made room "
                 "for others. Call open_input with its text or image; the same input gets the same handle",
             )
         self._inputs.move_to_end((owner, handle))
-        return found
+        return opened
 
     def _evict(self, most: int, keys: list[tuple[str, str]]) -> None:
         """Drop the first of these inputs until they hold no more than so many bytes; the last stays."""

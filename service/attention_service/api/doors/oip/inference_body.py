@@ -16,10 +16,10 @@ from attention_contract.wire import JSON
 from attention_service.api.doors.oip.inference_envelope import InferenceRequest, tensors_of
 from attention_service.api.doors.oip.inference_reply import HEADER_LENGTH
 from attention_service.api.doors.oip.model_questions import RAW, Model, pin_of, request_of
-from attention_service.api.handlers import Call, Headers, parsed, pinned, read_body
+from attention_service.api.handlers import Headers, RequestContext, parsed, pinned, read_body
 from attention_service.modules.resident import Module
 from attention_service.runtime.request_timing import note
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import BodyMemory
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 _TINY_HEAD: Final = 1024
@@ -28,7 +28,7 @@ _HEADER: Final = HEADER_LENGTH.lower().encode()
 
 
 async def read_inference(
-    scope: Scope, receive: Receive, memory: Body, call: Call, model: Model, module: Module | None
+    scope: Scope, receive: Receive, memory: BodyMemory, call: RequestContext, model: Model, module: Module | None
 ) -> tuple[InferenceRequest, WireModel]:
     """The envelope in a body, and the native request that it stands for, pinned as the call and the envelope say."""
     settings, length = call.settings, _header_length(call.headers)
@@ -58,20 +58,22 @@ async def read_inference(
 
     if len(head) <= _TINY_HEAD:
         began = time.monotonic()
-        found = read(head, None)
+        inference = read(head, None)
         note("decode", began)
-        return found
+        return inference
     return await parsed(head, read, JSON, settings, memory)
 
 
-async def read_small(kind: type[ModelT], scope: Scope, receive: Receive, memory: Body, call: Call) -> ModelT:
+async def read_small(
+    kind: type[ModelT], scope: Scope, receive: Receive, memory: BodyMemory, call: RequestContext
+) -> ModelT:
     """A body that may be empty, as a model."""
     settings = call.settings
     body = await _received(scope, receive, memory, call, min(settings.max_body_bytes, settings.max_json_bytes))
     return await parsed(body, partial(_model, kind), JSON, settings, memory) if body else kind()
 
 
-async def _received(scope: Scope, receive: Receive, memory: Body, call: Call, limit: int) -> memoryview:
+async def _received(scope: Scope, receive: Receive, memory: BodyMemory, call: RequestContext, limit: int) -> memoryview:
     ratio = call.settings.max_compression_ratio
     return await read_body(call.headers, receive, limit, memory, ratio, scope.get("state", {}))
 

@@ -78,13 +78,13 @@ class InferenceRequest(WireModel):
         """The requested outputs, and whether each is to be binary: True, False, or None where the request leaves it."""
         parameters = self.parameters or {}
         by_default = _flag(parameters, "binary_data_output", "parameters")
-        found: dict[str, bool | None] = {}
+        binary_by_name: dict[str, bool | None] = {}
         for index, output in enumerate(self.outputs or ()):
             place = f"outputs.{index}.parameters"
             _check_parameters(output.parameters, {BINARY}, place)
             own = _flag(output.parameters or {}, BINARY, place)
-            found[output.name] = by_default if own is None else own
-        return found
+            binary_by_name[output.name] = by_default if own is None else own
+        return binary_by_name
 
     @property
     def binary_by_default(self) -> bool | None:
@@ -127,18 +127,18 @@ def tensors_of(request: InferenceRequest, binary: memoryview) -> dict[str, Array
 
     Raises InvalidRequest or InvalidTensor, which name the input's place, where one is not whole.
     """
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     start = 0
     for index, tensor in enumerate(request.inputs):
         place = f"inputs.{index}"
         _check_parameters(tensor.parameters, {SIZE}, f"{place}.parameters")
-        if tensor.name in found:
+        if tensor.name in tensors:
             raise InvalidTensor.at(f"{place}.name", f"the input {clip(tensor.name)!r} comes twice; send it once")
         dtype, shape = _dtype(tensor, place), _shape(tensor, place)
         size = (tensor.parameters or {}).get(SIZE)
         try:
             if size is None:
-                found[tensor.name] = _from_data(tensor, dtype, shape)
+                tensors[tensor.name] = _from_data(tensor, dtype, shape)
                 continue
             if type(size) is not int or not 0 <= size <= len(binary) - start:
                 left = len(binary) - start
@@ -147,14 +147,14 @@ def tensors_of(request: InferenceRequest, binary: memoryview) -> dict[str, Array
                 )
             if tensor.data is not None:
                 raise InvalidTensor.at(f"{place}.data", f"expected it or {SIZE}, got both")
-            found[tensor.name] = from_buffer(binary[start : start + size], dtype, shape)
+            tensors[tensor.name] = from_buffer(binary[start : start + size], dtype, shape)
         except TensorFault as fault:
             at_fault = "data" if size is None else f"parameters.{SIZE}"
             raise InvalidTensor.at(f"{place}.{at_fault}", fault.message) from None
         start += size
     if start != len(binary):
         raise InvalidRequest.at("inputs", f"they take {start} bytes; {len(binary)} come behind the JSON object")
-    return found
+    return tensors
 
 
 def _dtype(tensor: InputTensor, place: str) -> np.dtype[Any]:

@@ -19,7 +19,7 @@ from attention_service.api.doors.oip.inference_envelope import DATATYPES, SIZE
 from attention_service.api.doors.oip.model_questions import VERSION, Model
 from attention_service.api.handlers import Reply, pieces_of, render
 from attention_service.runtime.request_timing import note
-from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, BodyMemory
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 """The header with the bytes of the JSON object, where other bytes follow it."""
@@ -73,7 +73,7 @@ async def write(
     request_id: str | None,
     wanted: Mapping[str, bool | None],
     by_default: bool | None,
-    memory: Body,
+    memory: BodyMemory,
 ) -> Response:
     """The response with the outputs of a native reply. ``memory`` is held for what it writes as numbers."""
     began = time.monotonic()

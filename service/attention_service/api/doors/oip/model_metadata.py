@@ -74,11 +74,11 @@ def _inputs(model: Model, module: Module | None) -> dict[str, tuple[str, list[in
 
 
 def _outputs(model: Model, module: Module | None) -> dict[str, tuple[str, list[int]]]:
-    found = dict(_described(tensor_names(model.reply), "gradients.", module))
+    outputs = dict(_described(tensor_names(model.reply), "gradients.", module))
     if model.question == "gradients":
         inputs = _inputs(model, module)
-        found |= {f"gradients.{name}": inputs[name] for name in ("query", "key", "value")}
-    return found
+        outputs |= {f"gradients.{name}": inputs[name] for name in ("query", "key", "value")}
+    return outputs
 
 
 def _described(
@@ -97,8 +97,8 @@ def _described(
 
 def _kind(field: FieldInfo) -> Kind:
     """The kind of a tensor's field."""
-    found = [*field.metadata, *(each for member in get_args(field.annotation) for each in get_args(member))]
-    return next(each.kind for each in found if isinstance(each, TensorField))
+    metadata = [*field.metadata, *(each for member in get_args(field.annotation) for each in get_args(member))]
+    return next(each.kind for each in metadata if isinstance(each, TensorField))
 
 
 def _shape(name: str, field: FieldInfo, sizes: Sizes | None) -> list[int]:
@@ -107,8 +107,8 @@ def _shape(name: str, field: FieldInfo, sizes: Sizes | None) -> list[int]:
         name if sizes is None else ""
     )
     if stated is None:
-        found = _SHAPE.search(field.description or "")
-        stated = "" if found is None else found[1]
+        match = _SHAPE.search(field.description or "")
+        stated = "" if match is None else match[1]
     known = {} if sizes is None else {
         "d_model": sizes.d_model, "key_width": sizes.key_width, "value_width": sizes.value_width, "H": sizes.heads,
         "Hkv": sizes.kv_heads, "D": sizes.head_dim, "Dv": sizes.value_dim,

@@ -190,12 +190,12 @@ def _check_outputs(reply: type[WireModel], names: list[str], sent: set[str]) -> 
 @cache
 def tensor_names(kind: type[BaseModel]) -> Mapping[str, FieldInfo]:
     """The tensors of a request or reply, by dotted name; the name of a mapping of names to tensors ends in a dot."""
-    found: dict[str, FieldInfo] = {}
+    fields: dict[str, FieldInfo] = {}
     for own, field in kind.model_fields.items():
         name = field.alias or own
         if name in tensor_fields(kind) or name in tensor_maps(kind):
-            found[f"{name}." if name in tensor_maps(kind) else name] = field
+            fields[f"{name}." if name in tensor_maps(kind) else name] = field
         for member in members_of(field.annotation):
             if isinstance(member, type) and issubclass(member, BaseModel):
-                found |= {f"{name}.{inner}": nested for inner, nested in tensor_names(member).items()}
-    return MappingProxyType(found)
+                fields |= {f"{name}.{inner}": nested for inner, nested in tensor_names(member).items()}
+    return MappingProxyType(fields)

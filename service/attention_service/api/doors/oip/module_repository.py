@@ -10,7 +10,7 @@ from attention_contract.json_reading import from_json
 from attention_contract.schemas.modules import CreateModule, ImportModule
 from attention_contract.validation import clip, validate
 from attention_service.api.doors.oip.model_questions import RAW, VERSION, Model, models_of
-from attention_service.api.handlers import Call
+from attention_service.api.handlers import RequestContext
 from attention_service.modules.resident import Module
 
 
@@ -38,13 +38,13 @@ class LoadRequest(WireModel):
         return given.get(known)
 
 
-def model_names(call: Call) -> list[str]:
+def model_names(call: RequestContext) -> list[str]:
     """The names of all models."""
     modules = [module.name for module in call.engine.modules.list().modules]
     return [model.name for module in (*modules, RAW) for model in models_of(module)]
 
 
-def index(call: Call) -> list[dict[str, str]]:
+def index(call: RequestContext) -> list[dict[str, str]]:
     """Every model. All are ready."""
     state = {"version": VERSION, "state": "READY", "reason": ""}
     return [{"name": name} | state for name in model_names(call)]

@@ -27,9 +27,9 @@ from attention_service.api.doors.oip.module_repository import (
     module_request,
 )
 from attention_service.api.doors.oip.v2_errors import NotSupported
-from attention_service.api.handlers import HANDLERS, Call, Handler, call_of, following, unless_gone
+from attention_service.api.handlers import HANDLERS, Handler, RequestContext, call_of, following, unless_gone
 from attention_service.modules.resident import Module
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import BodyMemory
 
 EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
 
@@ -46,23 +46,23 @@ class V2Handlers:
 
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def live(self, scope: Scope, _: Receive, __: Body) -> Response:
+    async def live(self, scope: Scope, _: Receive, __: BodyMemory) -> Response:
         """The health of a server that makes progress."""
         with _state_in_error("live"):
             await HANDLERS["health_live"](call_of(scope), None)
         return _json({"live": True})
 
-    async def ready(self, scope: Scope, _: Receive, __: Body) -> Response:
+    async def ready(self, scope: Scope, _: Receive, __: BodyMemory) -> Response:
         """The health of a server that takes work."""
         with _state_in_error("ready"):
             await HANDLERS["health_ready"](call_of(scope), None)
         return _json({"ready": True})
 
-    async def server(self, _: Scope, __: Receive, ___: Body) -> Response:
+    async def server(self, _: Scope, __: Receive, ___: BodyMemory) -> Response:
         """The server's name, version and extensions."""
         return _json({"name": "attention-service", "version": __version__, "extensions": EXTENSIONS})
 
-    async def not_supported(self, _: Scope, __: Receive, ___: Body) -> Response:
+    async def not_supported(self, _: Scope, __: Receive, ___: BodyMemory) -> Response:
         """The refusal of an extension that this server leaves out."""
         raise NotSupported(
             f"this server has no traces, log settings, shared memory and text generation under /v2; its extensions are "
@@ -71,22 +71,22 @@ class V2Handlers:
 
     # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def model_ready(self, scope: Scope, _: Receive, __: Body) -> Response:
+    async def model_ready(self, scope: Scope, _: Receive, __: BodyMemory) -> Response:
         """The readiness of a model: each that is known is ready."""
         model, _module, _call = await self._found(scope)
         return _json({"name": model.name, "ready": True})
 
-    async def metadata(self, scope: Scope, _: Receive, __: Body) -> Response:
+    async def metadata(self, scope: Scope, _: Receive, __: BodyMemory) -> Response:
         """The inputs and outputs of a model."""
         model, module, _call = await self._found(scope)
         return _json(metadata(model, module))
 
-    async def config(self, scope: Scope, _: Receive, __: Body) -> Response:
+    async def config(self, scope: Scope, _: Receive, __: BodyMemory) -> Response:
         """The configuration of a model."""
         model, module, _call = await self._found(scope)
         return _json(configuration(model, module))
 
-    async def statistics(self, scope: Scope, _: Receive, __: Body) -> Response:
+    async def statistics(self, scope: Scope, _: Receive, __: BodyMemory) -> Response:
         """The statistics of one model, or of all."""
         if "model" in scope["path_params"]:
             model, _module, _call = await self._found(scope)
@@ -95,7 +95,7 @@ class V2Handlers:
             names = model_names(call_of(scope))
         return _json({"model_stats": [self._statistics.get(name, ModelStatistics()).report(name) for name in names]})
 
-    async def infer(self, scope: Scope, receive: Receive, memory: Body) -> Response:
+    async def infer(self, scope: Scope, receive: Receive, memory: BodyMemory) -> Response:
         """The outputs of a model."""
         began = time.monotonic()
         model, module, call = await self._found(scope)
@@ -128,13 +128,13 @@ class V2Handlers:
 
     # ── the repository ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def index(self, scope: Scope, receive: Receive, memory: Body) -> Response:
+    async def index(self, scope: Scope, receive: Receive, memory: BodyMemory) -> Response:
         """Every model."""
         call = call_of(scope)
         await read_small(IndexRequest, scope, receive, memory, call)
         return _json(index(call))
 
-    async def load(self, scope: Scope, receive: Receive, memory: Body) -> Response:
+    async def load(self, scope: Scope, receive: Receive, memory: BodyMemory) -> Response:
         """Make a module by its config; without one, look whether it is there."""
         model, call = model_of(scope["path_params"]["model"]), call_of(scope)
         check_is_module(model)
@@ -147,7 +147,7 @@ class V2Handlers:
             await unless_gone(receive, made(call, request), call.deadline)
         return Response()
 
-    async def unload(self, scope: Scope, receive: Receive, memory: Body) -> Response:
+    async def unload(self, scope: Scope, receive: Receive, memory: BodyMemory) -> Response:
         """Remove a module that is in memory alone."""
         check_is_module(model_of(scope["path_params"]["model"]))
         body = await read_small(LoadRequest, scope, receive, memory, call_of(scope))
@@ -158,7 +158,7 @@ class V2Handlers:
         await unless_gone(receive, HANDLERS["delete_module"](call, None), call.deadline)
         return Response()
 
-    async def _found(self, scope: Scope) -> tuple[Model, Module | None, Call]:
+    async def _found(self, scope: Scope) -> tuple[Model, Module | None, RequestContext]:
         """The model and the module that a path names, and the request's call. Raises ModuleNotFound in V2's words."""
         path = scope["path_params"]
         model = model_of(path["model"])
@@ -177,7 +177,7 @@ class V2Handlers:
             raise unknown(model.name) from None
 
 
-async def _module(call: Call, _: None) -> Module:
+async def _module(call: RequestContext, _: None) -> Module:
     return call.engine.modules.get(call.name, call.pin)
 
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope
 
 from attention_service.api.doors.oip.v2_handlers import V2Handlers
 from attention_service.api.handlers import serve
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import BodyMemory
 
 _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = "/v2/models/{model}/versions/{version}"
@@ -22,7 +22,7 @@ _NOT_SUPPORTED: Final = (
     f"{_VERSION}/generate", f"{_VERSION}/generate_stream",
 )  # fmt: skip
 """Extensions of Triton that this server leaves out."""
-Answer = Callable[[Scope, Receive, Body], Awaitable[Response]]
+Answer = Callable[[Scope, Receive, BodyMemory], Awaitable[Response]]
 
 
 def add_v2_routes(routes: list[BaseRoute], *, siblings: bool) -> None:
@@ -64,8 +64,8 @@ class V2Route(Route):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match a request by path and method."""
-        found = self.path_regex.match(get_route_path(scope)) if scope["type"] == "http" else None
-        if found is None:
+        path_match = self.path_regex.match(get_route_path(scope)) if scope["type"] == "http" else None
+        if path_match is None:
             return Match.NONE, {}
         match = Match.FULL if scope["method"] in (self.methods or ()) else Match.PARTIAL
-        return match, {"endpoint": self.endpoint, "path_params": found.groupdict(), "route": self}
+        return match, {"endpoint": self.endpoint, "path_params": path_match.groupdict(), "route": self}

@@ -9,45 +9,68 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, Cancelled
-from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.schemas.openai import (
+    ChatCompletion,
+    ChatCompletionRequest,
+    Completion,
+    CompletionRequest,
+    EmbeddingRequest,
+)
+from attention_contract.schemas.openai_api.captions import captions
 from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.scoring import RerankRequest, ScoreRequest
 from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
-from attention_contract.wire import EVENTS, JSON, to_json
+from attention_contract.wire import EVENTS, JSON, TABLES, from_body, to_json
 from attention_service.api.doors.openai.openai_errors import openai_error
-from attention_service.api.handlers import Call, Handler, Reply, request_id, unless_gone
+from attention_service.api.handlers import Handler, Reply, RequestContext, request_id, unless_gone
 
+Question = EmbeddingRequest | RerankRequest | ScoreRequest | TokenizeRequest
+_QUESTIONS: Final = {
+    EmbeddingRequest: "embed", RerankRequest: "rerank", ScoreRequest: "score", TokenizeRequest: "tokenize",
+}  # fmt: skip
 _OPERATIONS: Final = {ChatCompletionRequest: "chat", CompletionRequest: "complete", ResponseRequest: "respond"}
 
 
-async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest | ResponseRequest) -> Response:
-    """Generate: one object, or a stream of them."""
+async def generate(
+    call: RequestContext, body: ChatCompletionRequest | CompletionRequest | ResponseRequest
+) -> Response | ChatCompletion | Completion:
+    """Generate: one object, or a stream of them. An object is read here only to become a table."""
     objects = call.engine.models.stream(body.model, _OPERATIONS[type(body)], body, call.deadline)
     if body.stream:
         first = await anext(objects)  # a fault before it has a status of its own
         return EventStream(first, objects, call.deadline)
     async with aclosing(objects):
-        return Reply([each async for each in objects], JSON, 200, {})
+        pieces = [each async for each in objects]
+    if call.media_type in TABLES:
+        kind: type[ChatCompletion | Completion] = (
+            ChatCompletion if isinstance(body, ChatCompletionRequest) else Completion
+        )
+        return from_body(kind, b"".join(pieces), JSON, "reply")
+    return Reply(pieces, JSON, 200, {"Vary": "Accept"})
 
 
-async def ask(call: Call, body: EmbeddingRequest | TokenizeRequest) -> Response:
-    """A vector for each text, or the tokens of one."""
-    operation = "embed" if isinstance(body, EmbeddingRequest) else "tokenize"
-    reply = await call.engine.models.ask(body.model, operation, body, JSON)
+async def ask(call: RequestContext, body: Question) -> Response:
+    """A vector for each text, the scores of pairs of texts, or the tokens of a text."""
+    reply = await call.engine.models.ask(body.model, _QUESTIONS[type(body)], body, JSON)
     return Reply(reply.pieces, reply.media_type, 200, {})
 
 
-async def transcribe(call: Call, body: TranscriptionRequest) -> Response:
-    """The text of a sound: one object, a stream of pieces, or the text alone."""
+async def transcribe(call: RequestContext, body: TranscriptionRequest) -> Response:
+    """The text of a sound: one object, a stream of pieces, the text alone, or captions."""
     objects = call.engine.models.stream(body.model, "transcribe", body, call.deadline)
     if body.stream:
         first = await anext(objects)
         return EventStream(first, objects, call.deadline)
     async with aclosing(objects):
-        found = [each async for each in objects]
-    if body.response_format == "text":
-        return PlainTextResponse(orjson.loads(found[-1])["text"])
-    return Reply(found, JSON, 200, {})
+        pieces = [each async for each in objects]
+    form = body.response_format
+    if form == "text":
+        return PlainTextResponse(orjson.loads(pieces[-1])["text"])
+    if form == "srt" or form == "vtt":  # noqa: PLR1714 -- mypy narrows no tuple
+        cues = [(one["start"], one["end"], one["text"]) for one in orjson.loads(pieces[-1])["segments"]]
+        return PlainTextResponse(captions(cues, form))
+    return Reply(pieces, JSON, 200, {})
 
 
 OPENAI_HANDLERS: Final[Mapping[str, Handler]] = {
@@ -55,6 +78,8 @@ OPENAI_HANDLERS: Final[Mapping[str, Handler]] = {
     "create_completion": generate,
     "create_response": generate,
     "create_embedding": ask,
+    "rerank": ask,
+    "score": ask,
     "tokenize": ask,
     "create_transcription": transcribe,
 }

@@ -157,9 +157,9 @@ def _attend(block: QueryBlock, mask: Tensor | None, scale: float, into: tuple[Te
             lse.fill_(-torch.inf)
         return
     part = _part(block)
-    found = cpu_flash.attend(*part, mask, scale, causal=False, exact=context.dtype != part[0].dtype)
-    context.copy_(found[0])
-    sums.copy_(found[1])
+    context_and_sums = cpu_flash.attend(*part, mask, scale, causal=False, exact=context.dtype != part[0].dtype)
+    context.copy_(context_and_sums[0])
+    sums.copy_(context_and_sums[1])
     if lse is not None:
         lse.copy_(sums if mask is None else sums.masked_fill(_blind(mask), -torch.inf))
 
@@ -168,9 +168,9 @@ def _differentiate(block: QueryBlock, mask: Tensor | None, scale: float, kept: T
     """Put the gradient of a block's queries where it belongs, and add those of its keys and values to the others'."""
     gradient, context, sums = kept
     of_q, of_k, of_v = into
-    found = cpu_flash.differentiate(gradient, _part(block), context, sums, mask, scale, causal=False)
-    of_q.copy_(found[0])
-    for total, each in zip((of_k, of_v), found[1:], strict=True):
+    gradients = cpu_flash.differentiate(gradient, _part(block), context, sums, mask, scale, causal=False)
+    of_q.copy_(gradients[0])
+    for total, each in zip((of_k, of_v), gradients[1:], strict=True):
         add_to_spans(total, 2, block.all_keys, by_kv_head(each, total.shape[1]))
 
 

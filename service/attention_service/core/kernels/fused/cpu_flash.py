@@ -32,8 +32,8 @@ def attend(
     _check(q, k, v, mask, causal=causal)
     q, k, v = (_exact(x) for x in (q, k, v)) if exact else (q, k, v)
     q, k, v, mask = laid_out(q, k, v, _added(mask, q.dtype))
-    found = _forward(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    return found[0], found[1]
+    results = _forward(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    return results[0], results[1]
 
 
 def differentiate(
@@ -50,8 +50,8 @@ def differentiate(
     gradient, q, k, v, context = (_exact(x) for x in (gradient, *inputs, context))
     q, k, v, mask = laid_out(q, k, v, _added(mask, q.dtype))
     gradient, context = _rows(gradient), _rows(context)
-    found = _backward(gradient, q, k, v, context, _exact(lse), 0.0, causal, attn_mask=mask, scale=scale)
-    return found[0], found[1], found[2]
+    gradients = _backward(gradient, q, k, v, context, _exact(lse), 0.0, causal, attn_mask=mask, scale=scale)
+    return gradients[0], gradients[1], gradients[2]
 
 
 def laid_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

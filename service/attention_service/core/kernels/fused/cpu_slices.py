@@ -42,10 +42,10 @@ class _Sliced(Function):
             q_part, k_part, v_part = q[:, heads, rows], k[:, kv_heads], v[:, kv_heads]
             for index, (keys, diagonal) in enumerate(_spans(rows, k.shape[2], causal=causal)):
                 paired = _paired(q_part, k_part[:, :, keys], v_part[:, :, keys])
-                found, total = attend(*paired, _narrow(mask, heads, rows), scale, causal=diagonal, exact=exact)
+                context_part, total = attend(*paired, _narrow(mask, heads, rows), scale, causal=diagonal, exact=exact)
                 at = context[:, heads, rows], sums[:, heads, rows]
-                _put(at, found, total) if index == 0 else _merge(at, found, total)
-                del paired, found, total  # before the next slice
+                _put(at, context_part, total) if index == 0 else _merge(at, context_part, total)
+                del paired, context_part, total  # before the next slice
         ctx.scale, ctx.causal = scale, causal
         ctx.save_for_backward(q, k, v, mask, context, sums)
         return context.to(q.dtype)
@@ -59,14 +59,14 @@ class _Sliced(Function):
         for heads, kv_heads, rows in _slices(q, k):
             for keys, diagonal in _spans(rows, k.shape[2], causal=ctx.causal):
                 paired = _paired(q[:, heads, rows], k[:, kv_heads, keys], v[:, kv_heads, keys])
-                found = differentiate(
+                gradients = differentiate(
                     gradient[:, heads, rows], paired, context[:, heads, rows], sums[:, heads, rows],
                     _narrow(mask, heads, rows), ctx.scale, causal=diagonal,
                 )  # fmt: skip
-                of_q[:, heads, rows] += found[0]
-                for total, part in ((of_k, found[1]), (of_v, found[2])):
+                of_q[:, heads, rows] += gradients[0]
+                for total, part in ((of_k, gradients[1]), (of_v, gradients[2])):
                     total[:, kv_heads, keys] += by_kv_head(part, kv_heads.stop - kv_heads.start)
-                del paired, found, total, part  # before the next slice
+                del paired, gradients, total, part  # before the next slice
         return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), None, None, None
 
 

@@ -78,10 +78,10 @@ def attend(
         return torch.cat([attend(a, b, c, scale, own, band) for a, b, c, own in parts])
     if flashes:
         q, k, v = _as_read(q, k, v, one_width=True)
-        found = _by_cudnn(q, k, v, scale, band) if _prefers_cudnn(q, k, v, band) else _by_flash(q, k, v, scale, band)
+        context = _by_cudnn(q, k, v, scale, band) if _prefers_cudnn(q, k, v, band) else _by_flash(q, k, v, scale, band)
     else:
-        found = _by_efficient(*_as_read(q, k, v, one_width=False), scale, mask, band)
-    return found if found.shape[-1] == width else found[..., :width]
+        context = _by_efficient(*_as_read(q, k, v, one_width=False), scale, mask, band)
+    return context if context.shape[-1] == width else context[..., :width]
 
 
 def _flashes(dtype: torch.dtype, width: int) -> bool:
@@ -101,11 +101,11 @@ def _by_flash(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Tens
     if band.low is not None:
         left = keys - seen - band.low
     causal = right == 0 and left is None
-    found = _flash(
+    context = _flash(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, None, seen, keys, 0.0, causal, False,
         scale=scale, window_size_left=left, window_size_right=None if causal else right,
     )[0].transpose(1, 2)  # fmt: skip
-    return found if seen == queries else pad(found, (0, 0, 0, queries - seen))
+    return context if seen == queries else pad(context, (0, 0, 0, queries - seen))
 
 
 def _prefers_cudnn(q: Tensor, k: Tensor, v: Tensor, band: Band) -> bool:
@@ -123,8 +123,8 @@ def _by_cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Tens
     beside = padded(queries) - queries
     q = pad(q, (0, 0, 0, beside)) if beside else q
     k, v = (pad(x, (0, 0, 0, beside)) if beside and causal else x for x in (k, v))
-    found: Tensor = _cudnn(q, k, v, None, False, 0.0, causal, False, scale=scale)[0]
-    return found[:, :, :queries]
+    context: Tensor = _cudnn(q, k, v, None, False, 0.0, causal, False, scale=scale)[0]
+    return context[:, :, :queries]
 
 
 def padded(length: int) -> int:
@@ -157,11 +157,11 @@ def _by_efficient(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | 
     elif groups > 1:
         k, v = one_for_each_query_head(k, heads), one_for_each_query_head(v, heads)
     bias = None if bias is None else bias.expand(*q.shape[:3], keys)
-    found: Tensor = _efficient(
+    context: Tensor = _efficient(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, None, None, None, None, 0.0, kind,
         _wants_gradient(q, k, v) or (bias is not None and _wants_gradient(bias)), scale=scale,
     )[0].transpose(1, 2)  # fmt: skip
-    return found.reshape(batch, heads, queries, -1)
+    return context.reshape(batch, heads, queries, -1)
 
 
 def _bias(mask: Tensor, q: Tensor, keys: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
+from attention_service.core.kernels.base import KERNELS, Kernel, KernelWork, Needs
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.fused import cpu_flash, cuda_attention
 from attention_service.core.kernels.fused.cpu_flash import called_on_cpu, same_width
@@ -112,14 +112,14 @@ class Fused(Kernel):
         if needs.double_backward:
             yield "gradients of the fused kernel cannot be differentiated again"
 
-    def executed(self, sizes: Extent) -> Executed:
+    def executed(self, sizes: Extent) -> KernelWork:
         """Count every pair, but for a plainly causal mask, and on a GPU for any band, only those allowed."""
         if not sizes.threads and (band := band_of_sizes(sizes)) is not None:
-            return Executed(sizes.batch * band.pairs(sizes.queries, sizes.keys))
+            return KernelWork(sizes.batch * band.pairs(sizes.queries, sizes.keys))
         if not sizes.plainly_causal:
             return super().executed(sizes)
         square = min(sizes.queries, sizes.keys)
-        return Executed(sizes.batch * (square * (square + 1) // 2 + (sizes.queries - square) * sizes.keys))
+        return KernelWork(sizes.batch * (square * (square + 1) // 2 + (sizes.queries - square) * sizes.keys))
 
     def rehearsal(self, sizes: Extent) -> "Fused":
         """Return one whose call starts the operations of PyTorch's kernel on meta tensors."""

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from attention_contract.schemas.model_requests import ModelGradientsRequest
 from attention_service.models.answers.context.context_plan import ContextPlan
-from attention_service.models.answers.graph_runs import EMBEDDINGS
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.costs.answer_parts import BACKWARD, Passes
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.points import EMBEDDINGS
 from attention_transformers.model_layers import LayerKey
 
 

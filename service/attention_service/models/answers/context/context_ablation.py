@@ -12,6 +12,7 @@ from attention_service.models.inputs.input_stacks import Inputs, Tokens
 from attention_service.models.loaded.checked_request import TEXT_ARGUMENTS
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
+from attention_service.models.loaded.model_runner import Predictions, RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_transformers.model_layers import LayerKey
 
@@ -33,26 +34,30 @@ def sentence_logs(plan: ContextPlan, logs: Tensor) -> Tensor:
     return torch.stack([logs[each.tokens.start : each.tokens.stop].sum() for each in plan.sentences])
 
 
-def logs_of(loaded: LoadedModel, inputs: Inputs, asking: AttentionPass) -> list[Tensor]:
+def logs_of(loaded: LoadedModel, inputs: Inputs, attention_pass: AttentionPass) -> list[Tensor]:
     """Run texts, and return the log-probabilities ``[T]`` of their answers."""
     ids = [[row[at] for at in own] for row, own in zip(inputs.text.ids.tolist(), inputs.answers, strict=True)]
-    rows, _ = loaded.output_rows(inputs.arguments, asking, answer_places(inputs), inputs.text)
-    return answer_logs(rows.logits, ids)
+    spec = RunSpec(attention_pass, logits=Predictions(answer_places(inputs), inputs.text))
+    return answer_logs(loaded.runner.run(inputs.arguments, spec).logits.logits, ids)
 
 
 @torch.no_grad()
-def hidden_logs(loaded: LoadedModel, plan: ContextPlan, sources: Sequence[int], asking: AttentionPass) -> Tensor:
+def hidden_logs(
+    loaded: LoadedModel, plan: ContextPlan, sources: Sequence[int], attention_pass: AttentionPass
+) -> Tensor:
     """The log-probabilities ``[sources, A]`` of the sentences if no query sees the keys of a source, in any layer."""
     inputs, many = plan.inputs, len(sources)
     stack = inputs.text.repeated(many)
     arguments = {name: torch.cat([x] * many) for name, x in inputs.arguments.items()}
-    asking.tasks = _hiding(loaded, plan, sources)
-    found = logs_of(loaded, Inputs(several=True, text=stack, target=None, arguments=arguments), asking)
+    attention_pass.tasks = _hiding(loaded, plan, sources)
+    found = logs_of(loaded, Inputs(several=True, text=stack, target=None, arguments=arguments), attention_pass)
     return torch.stack([sentence_logs(plan, each) for each in found])
 
 
 @torch.no_grad()
-def removed_logs(loaded: LoadedModel, plan: ContextPlan, sources: Sequence[int], asking: AttentionPass) -> Tensor:
+def removed_logs(
+    loaded: LoadedModel, plan: ContextPlan, sources: Sequence[int], attention_pass: AttentionPass
+) -> Tensor:
     """The log-probabilities ``[sources, A]`` of the sentences behind the prompt without the tokens of a source."""
     text = plan.inputs.text
     ids, parts = text.ids[0].tolist(), (text.parts or [[]])[0]
@@ -63,7 +68,7 @@ def removed_logs(loaded: LoadedModel, plan: ContextPlan, sources: Sequence[int],
         rows.append(Tokens([ids[at] for at in kept], [None] * len(kept), [parts[at] for at in kept]))
     stack = loaded.reader.batch(rows)
     inputs = Inputs(several=True, text=stack, target=None, arguments=loaded.reader.arguments(stack))
-    return torch.stack([sentence_logs(plan, each) for each in logs_of(loaded, inputs, asking)])
+    return torch.stack([sentence_logs(plan, each) for each in logs_of(loaded, inputs, attention_pass)])
 
 
 def _hiding(loaded: LoadedModel, plan: ContextPlan, sources: Sequence[int]) -> dict[LayerKey, LayerTask]:

@@ -24,7 +24,7 @@ Characters = tuple[int, int]
 """First and last (exclusive) character."""
 
 
-class Source(NamedTuple):
+class SourceText(NamedTuple):
     """One source."""
 
     name: str
@@ -47,7 +47,7 @@ class ContextPlan:
     """A request for sources, checked."""
 
     prompt: str
-    sources: list[Source]
+    sources: list[SourceText]
     checked: CheckedRequest
     """The prompt, with the answer if it is known."""
     answer: str = ""
@@ -125,14 +125,14 @@ def plan_context(loaded: LoadedModel, request: ContextRequest) -> ContextPlan:
     answers = read.checked.inputs.answers[0]
     first = answers[0] if answers else text.length
     ends = [None if span is None else span[1] - 1 for span in text.spans[0][:first]]
-    found: list[Source] = []
+    found: list[SourceText] = []
     for index, (name, span, param) in enumerate(_parts(read, request)):
         tokens = [at for at, end in enumerate(ends) if end is not None and span[0] <= end < span[1]]
         if not tokens:
             raise InvalidRequest.at(param, "no token ends in it; name a longer part of the prompt")
         if found and tokens[0] < found[-1].tokens.stop:
             raise InvalidRequest.at(param, f"it begins before source {index - 1} ends; sources do not overlap")
-        found.append(Source(name, span, range(tokens[0], tokens[-1] + 1)))
+        found.append(SourceText(name, span, range(tokens[0], tokens[-1] + 1)))
     if not found:
         raise InvalidRequest.at("split", "the prompt has no sentences; name sources")
     if len(found) > MAX_SOURCES:
@@ -253,7 +253,7 @@ def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextP
                     "leave hidden out of return, or take removed",
                 )
             if place.taps is not None:
-                place.check_tap("weights", wanted["hidden"])
+                loaded.runner.check_tap(place, "weights", "edit", wanted["hidden"])
         others = {each.mixes for each in loaded.implicit.values()}
         if unseen := [*model_info(loaded)["unseen"], *sorted(others)]:
             raise InvalidRequest.at(

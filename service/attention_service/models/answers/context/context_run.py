@@ -26,11 +26,12 @@ from attention_service.models.answers.context.context_ablation import (
     sentence_logs,
 )
 from attention_service.models.answers.context.context_attention import ContextAttention
-from attention_service.models.answers.context.context_costs import ContextSizes, Stage, stages
+from attention_service.models.answers.context.context_costs import stages_of
 from attention_service.models.answers.context.context_plan import ContextPlan
 from attention_service.models.costs.answer_parts import OwnTime, Passes
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.costs.model_pace import times_of
+from attention_service.models.costs.question_stages import Stage
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.passes.attention_pass import AttentionPass
@@ -45,7 +46,7 @@ class ContextRun:
         self, loaded: LoadedModel, costs: ModelCosts, request: ContextRequest, plan: ContextPlan, free_bytes: int
     ) -> None:
         self._loaded, self._costs, self._request, self._plan = loaded, costs, request, plan
-        self.stages = stages(costs, loaded, request, ContextSizes.of(loaded, request, plan), free_bytes)
+        self.stages = stages_of(loaded, costs, request, plan, free_bytes)
         self._compute_ms, self._expected = 0.0, NOTHING
         self._kernels: dict[str, None] = {}
         self._gradients: AnswerGradients | None = None
@@ -57,7 +58,7 @@ class ContextRun:
 
     def seconds(self, stage: Stage) -> float:
         """The time for which the process may be silent in the first part of a stage."""
-        return stage.seconds(self._costs.pace.ratio("context", stage.predicted_ms))
+        return self._costs.seconds(stage, kind="context")
 
     def parts(self) -> Generator[float, None, ContextReply]:
         """Run the stages one after the other, the gradients of sentence after sentence. Yields the time of the next."""
@@ -73,8 +74,9 @@ class ContextRun:
                 self._advance(stage)
             took_ms = time.took_ms
             self._compute_ms += took_ms
-            self._expected += self._costs.pace.estimate("context", stage.predicted_ms)
-            self._costs.pace.note("context", stage.predicted_ms, took_ms)
+            predicted_ms = self._costs.work(stage).ms
+            self._expected += self._costs.pace.estimate("context", predicted_ms)
+            self._costs.pace.note("context", predicted_ms, took_ms)
         return self._reply()
 
     def _paused(self, parts: Passes[T], time: OwnTime, seconds: float) -> Generator[float, None, T]:
@@ -90,14 +92,14 @@ class ContextRun:
 
     def _advance(self, stage: Stage) -> None:
         """Run a stage that is one pass."""
-        asking = AttentionPass({})
+        attention_pass = AttentionPass({})
         if stage.measure == "attention":
-            asking = self._attention = self._attend()
+            attention_pass = self._attention = self._attend()
         else:
             logs = hidden_logs if stage.measure == "hidden" else removed_logs
-            found = logs(self._loaded, self._plan, stage.sources, asking)
-            self._without[stage.measure] |= dict(zip(stage.sources, found, strict=True))
-        self._kernels |= asking.kernels
+            found = logs(self._loaded, self._plan, stage.sources, attention_pass)
+            self._without[str(stage.measure)] |= dict(zip(stage.sources, found, strict=True))
+        self._kernels |= attention_pass.kernels
 
     @torch.no_grad()
     def _attend(self) -> ContextAttention:

@@ -5,25 +5,21 @@ the first ones that are left out, but for the last. The texts of one pass are co
 Source: Gurnee et al. 2026, Verbalizable representations form a global workspace in language models.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import JacobianReply, JacobianRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.tensors import to_numpy, wide
-from attention_service.models.answers.lenses.residual_stream import ResidualStream
 from attention_service.models.costs.lens_costs import check_predicts_next
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.passes.attention_pass import AttentionPass
-from attention_service.models.passes.module_hooks import after
+from attention_service.models.loaded.model_runner import RunSpec
+from attention_service.models.loaded.streams.residual_stream import ResidualStream
 
 
 @dataclass(frozen=True)
@@ -62,28 +58,14 @@ def plan_rows(
 
 def jacobian_rows(loaded: LoadedModel, plan: RowsPlan, stream: ResidualStream) -> JacobianReply:
     """Run the copies of a text once, and differentiate each for its row."""
-    states: dict[nn.Module, Tensor] = {}
-
-    def kept(layer: nn.Module) -> Callable[[Tensor], Tensor | None]:
-        def keep(state: Tensor) -> Tensor | None:
-            if layer is not stream.layers[0]:
-                states[layer] = state
-                return None
-            states[layer] = state.detach().requires_grad_()
-            return states[layer]
-
-        return keep
-
-    with ExitStack() as hooks, torch.enable_grad():
-        for layer in stream.layers:
-            hooks.callback(after(layer, kept(layer)))
-        loaded.run(loaded.reader.arguments(plan.stack), AttentionPass({}), logits=torch.tensor([0]))
-    last = states[stream.last]
+    points = stream.states[1:]
+    with torch.enable_grad():
+        states = loaded.runner.run(loaded.reader.arguments(plan.stack), RunSpec(keep=points)).at
+    last = states[points[-1]]
     tokens = slice(plan.first, plan.stack.length - 1)
     upstream = torch.zeros_like(last)
     for copy, row in enumerate(plan.rows):
         upstream[copy, tokens, row] = 1
-    sources = [states[layer] for layer in stream.layers[:-1]]
-    found = torch.autograd.grad(last, sources, upstream)
+    found = torch.autograd.grad(last, [states[point] for point in points[:-1]], upstream)
     rows = torch.stack([wide(gradient[:, tokens]).mean(1) for gradient in found])
     return valid(JacobianReply, {"rows": to_numpy(rows), "width": plan.width})

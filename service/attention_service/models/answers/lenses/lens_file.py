@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_contract.errors import InternalError, InvalidRequest
-from attention_service.models.answers.lenses.residual_stream import ResidualStream
+from attention_service.models.loaded.streams.residual_stream import ResidualStream
+from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.modules.store_files import open_tensors
 
 
@@ -19,16 +20,13 @@ class LensFile:
 
     path: Path
 
-    def check(self, stream: ResidualStream, layers: Sequence[nn.Module]) -> None:
+    def check(self, stream: ResidualStream, places: Sequence[AttentionPlace]) -> None:
         """Raise InvalidRequest unless the lens has a matrix of the model's width for each layer but the last."""
         if stream.several_streams:
             raise InvalidRequest.at("kind", "a Jacobian lens needs states that are one stream")
         width, shapes = stream.readout.width, self._shapes()
-        for layer in layers:
-            number = stream.number(layer)
-            if layer is stream.last:
-                continue
-            if shapes.get(number) != [width, width]:
+        for number in map(stream.number, places):
+            if number < stream.count - 1 and shapes.get(number) != [width, width]:
                 found = shapes.get(number)
                 got = "none" if found is None else f"{found}"
                 raise InvalidRequest.at(

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import MAX_READ, LensPart, ModelLensRequest
 from attention_service.models.answers.lenses.lens_file import LensFile
-from attention_service.models.answers.lenses.residual_stream import ResidualStream
 from attention_service.models.costs.lens_costs import LensCost, lens_cost
 from attention_service.models.inputs.prediction_head import Places, places_of
 from attention_service.models.loaded.checked_request import CheckedRequest, check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.residual_stream import ResidualStream
+from attention_service.runtime.binding.selection import check_label_count
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,13 @@ def plan_lens(
                 f"layers.{index}", f"layer {place.key} does not read the text whose next token is predicted"
             )
     tokens = checked.inputs.predicted
-    positions = places_of([*range(tokens.length)] if request.positions is None else request.positions, tokens)
+    check_label_count("labels", request.labels, tokens.length, "token")
+    every = [[*range(tokens.length)]] * len(tokens.ids)
+    positions = every if request.positions is None else places_of(request.positions, tokens)
     targets = [loaded.head.find(loaded.reader, each, f"targets.{at}", 0) for at, each in enumerate(request.targets)]
     plan = LensPlan(request, checked, stream, positions, targets, file)
     if file is not None:
-        file.check(stream, [place.layer for place in checked.places])
+        file.check(stream, checked.places)
     for index, part in enumerate(request.of):
         if part != "hidden":
             keys = [place.key for place in checked.places]

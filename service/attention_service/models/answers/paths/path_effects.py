@@ -8,10 +8,9 @@ model runs as it does. Source: Wang et al. 2022, Interpretability in the wild, a
 Notation: B texts, N paths of one pass, S their different beginnings, L tokens, H heads, d the width of the states.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,20 +20,21 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReply,
 from attention_contract.schemas.analyses.model_paths import PathSenders
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.cancellation import checkpoint
-from attention_service.models.answers.lenses.residual_stream import ResidualStream
+from attention_service.core.tensors import wide
 from attention_service.models.answers.measured_runs import MeasuredRuns
 from attention_service.models.answers.paths.path_cost import sizes_of_paths
 from attention_service.models.answers.paths.path_ends import Component, path_ends
 from attention_service.models.answers.paths.path_models import check_paths_known
-from attention_service.models.answers.paths.sent_states import SentChanges, SentStates, sending, wide
+from attention_service.models.answers.paths.sent_states import SentChanges, SentStates, points_sent, sent_states
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_runner import RunSpec
+from attention_service.models.loaded.streams.residual_stream import ADDED, ResidualStream
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.module_hooks import after, first_of
-
-_FIRST_LOGITS: Final = torch.tensor([0])
+from attention_service.models.passes.points import Point
+from attention_service.models.passes.shared_layers import Resumed
 
 
 class EffectsOfPaths:
@@ -109,17 +109,17 @@ class EffectsOfPaths:
 
     def _measure_baseline(self) -> None:
         """Run the texts."""
-        with sending(self._stream, self.ends.senders, [*self._held.values()]) as clean:
-            self.runs.measure_baseline(AttentionPass({}))
-        self._clean = clean
+        read = points_sent(self._stream, self.ends.senders, [*self._held.values()])
+        at = self.runs.measure_baseline(RunSpec(), read).at
+        self._clean = clean = sent_states(self._stream, self.ends.senders, at)
         if self._reference is None:
             self.changes = SentChanges(self._stream, clean, self._sends, self.runs.checked.inputs.predicted.mask)
 
     def _measure_reference(self, clean: SentStates) -> None:
         """Run the text whose states are sent."""
         arguments = {} if self._reference is None else self._reference.arguments
-        with sending(self._stream, self.ends.senders, ()) as other:
-            self._loaded.run(arguments, AttentionPass({}), logits=_FIRST_LOGITS)
+        spec = RunSpec(read=points_sent(self._stream, self.ends.senders, ()))
+        other = sent_states(self._stream, self.ends.senders, self._loaded.runner.run(arguments, spec).at)
         self.changes = SentChanges(self._stream, clean, other, self.runs.checked.inputs.predicted.mask)
 
     def _next(self, copies: int) -> list[int]:
@@ -139,43 +139,44 @@ class EffectsOfPaths:
         sent = {sender: changes.of(sender) for sender in senders}
         count, kept = self._loaded.shared_layers.count, self.runs.kept
         if receiver.place is None:
-            last = wide(first_of(kept.returned[count - 1]))
-            self.runs.measure(paths, AttentionPass({}), count, self._states([last + sent[each] for each, _ in ends]))
+            states = self._states([wide(kept.last) + sent[each] for each, _ in ends])
+            self.runs.measure(paths, RunSpec(), count, states)
         elif receiver.end.part == "mlps":
-            with self._in_mlp(receiver, [sender for sender, _ in ends], sent, changes.clean) as states:
-                self.runs.measure(paths, AttentionPass({}), receiver.layer, states)
+            spec, states = self._in_mlp(receiver, [sender for sender, _ in ends], sent, changes.clean)
+            self.runs.measure(paths, spec, receiver.layer, states)
         else:
-            task = self._received(receiver.place, receiver, ends, sent)
-            self.runs.measure(paths, AttentionPass({receiver.place.key: task}), receiver.layer)
+            put = self._received(receiver.place, receiver, ends, sent)
+            tasks = {receiver.place.key: LayerTask(key_mask=self._key_mask(receiver.place, len(ends)))}
+            self.runs.measure(paths, RunSpec(AttentionPass(tasks), put=put), receiver.layer)
         self._left = self._left[len(paths) :]
 
     def _received(
         self, place: AttentionPlace, receiver: Component, ends: Sequence[tuple[Component, Component]],
         sent: dict[Component, Tensor],
-    ) -> LayerTask:  # fmt: skip
-        """Put the queries, keys or values of each path's end that follow from what its beginning sends."""
-        loaded, part, first = self._loaded, receiver.end.part, receiver.layer
-        shared, kept, many = loaded.shared_layers, self.runs.kept, 1 + len(sent)
+    ) -> dict[Point, Tensor]:  # fmt: skip
+        """The queries, keys or values of each path's end that follow from what its beginning sends."""
+        loaded, point, first = self._loaded, (place.key, receiver.end.part), receiver.layer
+        kept, many = self.runs.kept, 1 + len(sent)
         state = wide(kept.before[first])
         states = self._states([state, *(state + change for change in sent.values())])
-        asking = AttentionPass({place.key: LayerTask(traced=[part], key_mask=self._key_mask(place, many))})
-        with shared.beginning(kept, first, many, None, states), shared.ending(kept, first + 1):
-            loaded.run(self.runs.arguments(many), asking, logits=_FIRST_LOGITS)
-        clean, *found = asking.traced[place.key][part].detach().chunk(many)  # [B, H, L, D]
+        tasks = {place.key: LayerTask(key_mask=self._key_mask(place, many))}
+        resumed = Resumed(kept, first, many, states=states, end=first + 1)
+        spec = RunSpec(AttentionPass(tasks), keep=[point], resumed=resumed)
+        at = loaded.runner.run(self.runs.arguments(many), spec).at
+        clean, *found = at[point].detach().chunk(many)  # [B, H, L, D]
         changed = dict(zip(sent, found, strict=True))
         rows = clean.repeat(len(ends), 1, 1, 1).view(len(ends), *clean.shape)
         for row, (sender, end) in zip(rows, ends, strict=True):
             row[:, end.end.head] = changed[sender][:, end.end.head]
-        return LayerTask(put={part: rows.flatten(0, 1)}, key_mask=self._key_mask(place, len(ends)))
+        return {point: rows.flatten(0, 1)}
 
-    @contextmanager
     def _in_mlp(
         self, receiver: Component, senders: Sequence[Component], sent: dict[Component, Tensor], clean: SentStates
-    ) -> Iterator[Tensor]:
+    ) -> tuple[RunSpec, Tensor]:
         """Let a layer add what follows from a changed input beside its attention, and pass all else on as it is.
 
-        Yields the states ``[N · B, L, d]`` to begin with. With attention's output held, a layer makes x + Δ + a +
-        mlp(x + Δ + a) of x + Δ; Δ is taken away again. A head of the layer itself sends its Δ by way of a.
+        Returns the states ``[N · B, L, d]`` to begin with too. With attention's output held, a layer makes
+        x + Δ + a + mlp(x + Δ + a) of x + Δ; Δ is taken away again. A head of the layer itself sends its Δ by way of a.
         """
         place = receiver.attention
         branch, state = self._stream.branches[place.key], wide(self.runs.kept.before[receiver.layer])
@@ -184,15 +185,8 @@ class EffectsOfPaths:
         inside = [sent[sender] if sender.layer == receiver.layer else none for sender in senders]
         held = self._states([attention + change / branch.factor for change in inside])
         changes = torch.cat([sent[sender] for sender in senders])
-        undo = [
-            after(branch.source, lambda _: held),
-            after(place.layer, lambda made: (wide(made) - changes).to(made.dtype)),
-        ]
-        try:
-            yield self._states([state + change for change in before])
-        finally:
-            for remove in undo:
-                remove()
+        spec = RunSpec(put={(place.key, ADDED): held}, add={(place.key, "hidden"): -changes})
+        return spec, self._states([state + change for change in before])
 
     def _states(self, copies: Sequence[Tensor]) -> Tensor:
         """``[copies · B, L, d]`` in the dtype of the model."""

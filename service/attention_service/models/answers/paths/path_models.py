@@ -3,9 +3,9 @@
 from typing import Final
 
 from attention_contract.errors import InvalidRequest
-from attention_service.models.answers.lenses.residual_stream import ResidualStream
 from attention_service.models.answers.paths.path_ends import PathEnds
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.residual_stream import ResidualStream
 
 _PARAM: Final = "from"
 
@@ -39,9 +39,8 @@ def check_paths_known(loaded: LoadedModel, stream: ResidualStream, ends: PathEnd
             raise InvalidRequest.at("from.parts", f"layer {sender.attention.key}: {why}; take mlps or embeddings")
     for receiver in ends.receivers:
         part = receiver.end.part
-        reason = None if part not in {"q", "k", "v"} else receiver.attention.refusal(part)
-        if reason is not None:
-            raise InvalidRequest.at("to.parts", f"layer {receiver.attention.key}: {reason}; take other parts")
+        if part in {"q", "k", "v"}:
+            loaded.runner.check((receiver.attention.key, part), "put", "to.parts", "take other parts")
     if (layer := stream.unsummed_layer) is not None:
         raise InvalidRequest.at(_PARAM, f"layer {layer} of {name} makes its states of more than sums; {instead}")
     begins = {min(each.layer, loaded.shared_layers.count - 1) for each in ends.receivers}

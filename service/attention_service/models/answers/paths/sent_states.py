@@ -3,18 +3,19 @@
 Notation: B texts, L tokens, H heads, Dv their width, d the width of the states.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from attention_service.models.answers.lenses.residual_stream import ResidualStream
+from attention_service.core.tensors import wide
 from attention_service.models.answers.paths.path_ends import Component
+from attention_service.models.loaded.model_runner import WHOLE, Reading
+from attention_service.models.loaded.streams.residual_stream import ADDED, HEADS, ResidualStream
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.module_hooks import after, before
+from attention_service.models.passes.points import Point
 from attention_transformers.model_layers import LayerKey
 
 
@@ -30,44 +31,40 @@ class SentStates:
     """``[B, L, d]``: what a layer adds beside its attention."""
     embeddings: dict[None, Tensor] = field(default_factory=dict)
     """``[B, L, d]``: the states before the first layer."""
-    given: dict[LayerKey, Tensor] = field(default_factory=dict)
-    """The states before a layer, while it runs."""
 
 
-@contextmanager
-def sending(
+def points_sent(
     stream: ResidualStream, senders: Sequence[Component], held: Sequence[AttentionPlace]
-) -> Iterator[SentStates]:
-    """Keep what components send in the run until the block ends, and what these attentions return."""
+) -> dict[Point, Reading]:
+    """The points to read of a run for what components send, and for what these attentions return."""
+    points: list[Point] = [stream.states[0] for each in senders if each.place is None]
+    with_heads = [each for each in _of(senders, "heads") if stream.branches[each.key].projection is not None]
+    points += [(place.key, HEADS) for place in with_heads]
+    points += [(place.key, ADDED) for place in (*_of(senders, "mlps"), *held)]
+    for place in _of(senders, "mlps"):
+        points += [(place.key, "before"), (place.key, "hidden")]
+    return dict.fromkeys(points, WHOLE)
+
+
+def sent_states(stream: ResidualStream, senders: Sequence[Component], at: dict[Point, Tensor]) -> SentStates:
+    """Take the states that were read, and return those that components sent and that attentions returned."""
     found = SentStates()
-    heads = {each.attention.key: each.attention for each in senders if each.end.part == "heads"}
-    mlps = {each.attention.key: each.attention for each in senders if each.end.part == "mlps"}
-
-    def keep(states: dict[Any, Tensor], key: Any) -> Any:
-        return lambda state: states.update({key: state.detach().clone()})
-
-    with ExitStack() as stack:
-        if any(each.place is None for each in senders):
-            stack.callback(before(stream.layers[0], keep(found.embeddings, None)))
-        for key in heads:
-            projection = stream.branches[key].projection
-            if projection is not None:
-                stack.callback(before(projection, keep(found.heads, key)))
-        for key in dict.fromkeys([*mlps, *(place.key for place in held)]):
-            stack.callback(after(stream.branches[key].source, keep(found.attentions, key)))
-        for key, place in mlps.items():
-            stack.callback(before(place.layer, keep(found.given, key)))
-            stack.callback(after(place.layer, _beside(found, key, stream.branches[key].factor)))
-        yield found
+    if stream.states[0] in at:
+        found.embeddings[None] = at.pop(stream.states[0])
+    for place in stream.places.values():
+        for states, name in ((found.heads, HEADS), (found.attentions, ADDED)):
+            if (place.key, name) in at:
+                states[place.key] = at.pop((place.key, name))
+    for place in _of(senders, "mlps"):
+        key, factor = place.key, stream.branches[place.key].factor
+        before, behind = wide(at.pop((key, "before"))), wide(at.pop((key, "hidden")))
+        found.mlps[key] = behind - before - factor * wide(found.attentions[key])
+    return found
 
 
-def _beside(found: SentStates, key: LayerKey, factor: float) -> Any:
-    """Keep what a layer adds beside its attention, from what it returns."""
-
-    def keep(state: Tensor) -> None:
-        found.mlps[key] = wide(state) - wide(found.given.pop(key)) - factor * wide(found.attentions[key])
-
-    return keep
+def _of(senders: Sequence[Component], part: str) -> list[AttentionPlace]:
+    """The attentions whose heads, or whose layers' MLPs, send."""
+    return [*dict.fromkeys(each.attention for each in senders if each.end.part == part)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,19 +113,7 @@ class SentChanges:
 
     def _projected(self, place: AttentionPlace, own: slice, change_of_head: Tensor) -> Tensor:
         """The change of the states by that of these entries of an attention's heads."""
-        branch, sent = self.stream.branches[place.key], self.clean.heads[place.key]
-        if branch.projection is None:
-            raise TypeError(f"the heads of layer {place.key} are not added alone")
+        sent = self.clean.heads[place.key]
         change = torch.zeros_like(sent)
         change[..., own] = change_of_head.to(sent.dtype)
-        if branch.norm is None:
-            bias = branch.projection(torch.zeros_like(sent[:1, :1]))
-            return branch.factor * (wide(branch.projection(change)) - wide(bias))
-        both = branch.source(branch.projection(torch.cat([sent + change, sent])))
-        changed, unchanged = wide(both).chunk(2)
-        return branch.factor * (changed - unchanged)
-
-
-def wide(x: Tensor) -> Tensor:
-    """The same numbers in float32, or in float64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+        return self.stream.branches[place.key].change(sent, change)

@@ -1,33 +1,35 @@
 """The cost of a sweep of edits over every layer of a model, before it runs."""
 
+from dataclasses import replace
 from math import ceil, prod
 
-from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost, SweepCost
+from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
+from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, SweepCost
 from attention_service.models.answers.sweeps.swept_edits import check_swept, is_swept, swept_axes
+from attention_service.models.costs.implicit_costs import most_matrix_bytes
 from attention_service.models.costs.model_costs import ModelCosts
-from attention_service.models.costs.model_pace import multiple_of
 from attention_service.models.costs.pass_memory import SweepSizes
+from attention_service.models.costs.question_stages import sweep_stage
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.module_taps import MODULE_TAPS
 
 
 def sweep_cost(
-    loaded: LoadedModel, costs: ModelCosts, request: ModelComplexityRequest, prefill: PassCost, free_bytes: int
+    loaded: LoadedModel, costs: ModelCosts, request: ModelComplexityRequest, sweep: ModelSweptEdit, free_bytes: int
 ) -> SweepCost:
-    """Price the sweep of a request over texts of its length; ``prefill``: one pass over them. Raises InvalidRequest."""
-    sweep = request.sweep
-    if sweep is None:
-        raise TypeError("expected a sweep")
+    """Price a sweep over texts of the sizes of a request. Raises InvalidRequest."""
+    batch, length, images = costs.sized(request)
     places = [
         each
         for each in loaded.all_places
-        if each.queries != "media" and (each.mixes == "attention" or is_swept(sweep, each))
+        if each.queries != "media" and (each.mixes == "attention" or is_swept(loaded, sweep, each))
     ]
     check_swept(sweep, places, "sweep")
     sizes = {
         each.key: {
             "heads": each.widths.kv_heads if sweep.tap in {"k", "v"} else each.widths.heads,
-            "queries": request.length,
-            "keys": request.length,
+            "queries": length,
+            "keys": length,
         }
         for each in places
     }
@@ -35,17 +37,16 @@ def sweep_cost(
     edits, shared = prod(map(len, swept.values())), loaded.shared_layers
     begins = swept.get("layers", [places[0].key])
     depth = sum(1 - shared.first([layer]) / shared.count if shared.count else 1 for layer in begins) / len(begins)
-    alike = all(each.mixes == "attention" for each in places)
-    able = alike and loaded.stacks_texts and loaded.head.unit != "choice"
-    texts = SweepSizes(request.batch, request.length, request.length)
-    most = edits if able else 1
+    implicit = [each for each in places if each.mixes != "attention"]
+    beside_bytes = costs.memory.sized_bytes(batch, images)
+    alone = implicit or sweep.tap in MODULE_TAPS or loaded.head.unit == "choice" or not loaded.stacks_texts
+    most = 1 if alone or beside_bytes else edits
+    if sweep.tap == "weights":
+        beside_bytes += most_matrix_bytes(loaded, implicit, batch, length)
+    texts = SweepSizes(batch, length, length, beside_bytes=beside_bytes)
     copies = costs.memory.copies_at_once(texts, most, free_bytes)
-    passes = 1 + len(begins) * ceil(edits / len(begins) / copies)
-    return SweepCost(
-        edits=edits,
-        passes=passes,
-        flops=round(prefill.flops * (1 + edits * depth)),
-        bytes=round(prefill.bytes * (1 + (passes - 1) * depth)),
-        peak_bytes=costs.memory.sweep_bytes(texts, copies),
-        **multiple_of(prefill, 1 + edits * depth),
-    )
+    first = sweep_stage(costs.memory, texts, copies, images)
+    passes = len(begins) * ceil(edits / len(begins) / copies)
+    changed = replace(first, times=edits * depth, reads=passes * depth)
+    cost = costs.priced("forward", [first, changed])
+    return SweepCost(edits=edits, passes=1 + passes, **vars(cost))

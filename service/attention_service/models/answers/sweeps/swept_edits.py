@@ -14,8 +14,13 @@ from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
 from attention_contract.schemas.attention import Edit
 from attention_service.core.edits import AXES
 from attention_service.models.loaded.checked_request import CheckedRequest
-from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.implicit_layers import is_by_channel
+from attention_service.models.loaded.edit_checks import check_edit
+from attention_service.models.loaded.edit_parts import part_of
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.added_vectors import LayeredVector
+from attention_service.models.passes.attention_places import AttentionPlace, kinds_of
+from attention_service.models.passes.mixers.implicit_layers import is_by_channel
+from attention_service.runtime.binding.selection import check_label_count
 from attention_transformers.model_layers import LayerKey
 
 _GROUPS = {"queries": "query_groups", "keys": "key_groups"}
@@ -36,14 +41,14 @@ class LayerSweep:
         return tuple(map(len, self.swept.values()))
 
 
-def is_swept(sweep: ModelSweptEdit, place: AttentionPlace) -> bool:
+def is_swept(loaded: LoadedModel, sweep: ModelSweptEdit, place: AttentionPlace) -> bool:
     """True if a layer with implicit weights is one of ``all`` that a sweep changes: it has the tap.
 
     A layer whose channels stand for heads has too many of them to be one of all in a sweep over heads.
     """
     if "heads" in sweep.over and is_by_channel(place.module):
         return False
-    return place.refusal(sweep.tap) is None
+    return loaded.runner.refuses((place.key, sweep.tap), "edit") is None
 
 
 def check_swept(sweep: ModelSweptEdit, places: Sequence[AttentionPlace], param: str) -> None:
@@ -53,14 +58,46 @@ def check_swept(sweep: ModelSweptEdit, places: Sequence[AttentionPlace], param: 
         raise InvalidRequest.at(param, f"{sweep.tap}: {reason}")
 
 
-def layer_sweep(sweep: ModelSweptEdit, checked: CheckedRequest) -> LayerSweep:
-    """Return the edits of a sweep. Raises InvalidRequest that names the field at fault."""
+def check_sweep_labels(sweep: ModelSweptEdit, labels: Sequence[str] | None, checked: CheckedRequest) -> None:
+    """Raise InvalidRequest unless the labels are those of the swept queries and keys of every swept layer."""
+    if labels is None:
+        return
+    axes = [axis for axis in sweep.over if axis in _GROUPS]
+    for place, _ in checked.kinds:
+        lengths = {"queries": checked.queries(place).length, "keys": checked.keys(place).length}
+        for axis in axes:
+            noun = "query" if axis == "queries" else "key"
+            check_label_count("labels", labels, lengths[axis], f"{noun} of layer {place.key}")
+        if len(axes) > 1 and checked.stack(place.queries) is not checked.stack(place.keys):
+            raise InvalidRequest.at(
+                "labels",
+                f"the queries and the keys of layer {place.key} are different tokens; sweep over one of them, or leave "
+                "labels out",
+            )
+
+
+def layer_sweep(
+    loaded: LoadedModel, sweep: ModelSweptEdit, checked: CheckedRequest, *, every: bool = False
+) -> LayerSweep:
+    """Return the edits of a sweep. Raises InvalidRequest that names the field at fault.
+
+    ``every``: the layers are all that can be swept, and not named; of a vector those that it has directions of.
+    """
     places = checked.places
+    if every and isinstance(sweep.add, LayeredVector):
+        places = [place for place in places if str(place.key) in sweep.add.directions]
     check_swept(sweep, places, "layers")
     sizes = {place.key: _sizes(sweep, place, checked) for place in places}
     swept = swept_axes(sweep, sizes)
-    for place, _ in checked.kinds:
-        place.check_edit(_plain(sweep), checked.bound(place), "sweep")
+    for place in places:
+        loaded.runner.check_tap(place, sweep.tap, "edit", "sweep.tap")
+    for place, _ in kinds_of(places):
+        plain = _plain(sweep, place.key)
+        edits = [plain]
+        if sweep.scales:
+            edits.append(plain.model_copy(update={"add": _scaled(plain.add, max(sweep.scales, key=abs))}))
+        for edit in edits:
+            check_edit(loaded.runner, place, edit, checked.bound(place), "sweep")
     return LayerSweep(swept, [_edits(sweep, swept, chosen, places, sizes) for chosen in _combinations(swept)])
 
 
@@ -78,6 +115,9 @@ def swept_axes(sweep: ModelSweptEdit, sizes: Mapping[LayerKey, Mapping[str, int]
                     "sweep.window", f"it takes {sweep.window} of {len(layers)} layers; take fewer", limit=len(layers)
                 )
             swept[axis] = [*layers[: len(layers) - sweep.window + 1]]
+            continue
+        if axis == "scales":
+            swept[axis] = [*(sweep.scales or ())]
             continue
         if axis not in AXES[sweep.tap]:
             reason = f"{sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}"
@@ -116,9 +156,12 @@ def _sizes(sweep: ModelSweptEdit, place: AttentionPlace, checked: CheckedRequest
     return {"heads": heads, "queries": checked.queries(place).length, "keys": checked.keys(place).length}
 
 
-def _plain(sweep: ModelSweptEdit) -> Edit:
-    """The edit of all indices at once."""
-    return Edit.model_construct(**{name: getattr(sweep, name) for name in Edit.model_fields})
+def _plain(sweep: ModelSweptEdit, layer: LayerKey) -> Edit:
+    """The edit of all indices of a layer at once. Raises InvalidRequest for a layer without a direction."""
+    own = {name: getattr(sweep, name) for name in Edit.model_fields}
+    if isinstance(sweep.add, LayeredVector):
+        own["add"] = sweep.add.at(layer)
+    return Edit.model_construct(**own)
 
 
 def _edits(
@@ -130,26 +173,22 @@ def _edits(
     count = sweep.window if "layers" in chosen else len(places)
     found: dict[LayerKey, Edit] = {}
     for place in places[first : first + count]:
-        edit = _plain(sweep)
+        edit = _plain(sweep, place.key)
         for axis, (at, index) in chosen.items():
             if axis == "layers":
+                continue
+            if axis == "scales":
+                edit = edit.model_copy(update={"add": _scaled(edit.add, index)})
                 continue
             group = index if isinstance(index, list) else [index]
             # Without a list, value covers all indices; with groups too.
             at_value = group if getattr(sweep, axis) is None else [at]
-            edit = _part(edit, axis, group, at_value)
+            edit = part_of(edit, axis, group, at_value)
         if all(max(getattr(edit, axis) or [0]) < size for axis, size in sizes[place.key].items()):
             found[place.key] = edit
     return found
 
 
-def _part(edit: Edit, axis: str, indices: Sequence[int], places: Sequence[int]) -> Edit:
-    """An edit of these indices of an axis alone, with the entries of its value at these places."""
-    changed: dict[str, Any] = {axis: [*indices]}
-    if edit.value is not None:
-        value = np.asarray(edit.value)
-        rank = 4 if "heads" in AXES[edit.tap] else 3
-        dim = AXES[edit.tap][axis] - rank + value.ndim
-        if dim >= 0 and value.shape[dim] != 1:
-            changed["value"] = np.take(value, places, axis=dim)
-    return edit.model_copy(update=changed)
+def _scaled(added: Any, factor: float) -> Any:
+    """A tensor times a number, with more digits than any model computes in."""
+    return np.asarray(added, np.float64) * factor

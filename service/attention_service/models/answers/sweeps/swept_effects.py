@@ -1,6 +1,7 @@
 """Effects of the edits of a sweep on a prediction: many edits a pass, each on a copy of the texts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,10 +11,12 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReply,
 from attention_contract.schemas.attention import Edit
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.measured_runs import MeasuredRuns
-from attention_service.models.answers.sweeps.swept_edits import is_swept, layer_sweep
+from attention_service.models.answers.sweeps.swept_edits import check_sweep_labels, is_swept, layer_sweep
 from attention_service.models.costs.pass_memory import SweepSizes
+from attention_service.models.loaded.checked_request import edit_tasks
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.passes.attention_pass import AttentionPass, LayerTask, OwnTexts
+from attention_service.models.loaded.model_runner import RunSpec
+from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, OwnTexts
 from attention_service.models.passes.module_taps import MODULE_TAPS
 from attention_transformers.model_layers import LayerKey
 
@@ -26,10 +29,11 @@ class EffectsOfSweep:
         if request.sweep is None:
             raise InvalidRequest.at("sweep", "expected a sweep")
         self._loaded = loaded
-        self.runs = MeasuredRuns(loaded, request, partial(is_swept, request.sweep))
+        self.runs = MeasuredRuns(loaded, request, partial(is_swept, loaded, request.sweep))
         checked = self.runs.checked
-        self._sweep = layer_sweep(request.sweep, checked)
-        edited = [*map(loaded.place_of, checked.edits), *checked.places]
+        self._sweep = layer_sweep(loaded, request.sweep, checked, every=request.layers == "all")
+        check_sweep_labels(request.sweep, request.labels, checked)
+        edited = [*map(loaded.place_of, checked.edited_layers), *checked.places]
         taps = {request.sweep.tap, *(edit.tap for edits in checked.edits.values() for edit in edits)}
         self._beside = not taps.isdisjoint(MODULE_TAPS) or any(place.mixes != "attention" for place in edited)
         """True if edits change what is seen beside the attentions, of all copies alike."""
@@ -67,7 +71,7 @@ class EffectsOfSweep:
         checkpoint()
         with self.runs.timed():
             if not self.runs.has_baseline:
-                self.runs.measure_baseline(self._tasks({}))
+                self.runs.measure_baseline(RunSpec(self._tasks({})), {})
             else:
                 self._measure(self._next(copies))
 
@@ -85,15 +89,16 @@ class EffectsOfSweep:
         passes = [self._tasks(self._sweep.edits[number]) for number in numbers]
         texts = len(self.runs.checked.inputs.predicted.ids)
         own = [OwnTexts(slice(at * texts, (at + 1) * texts), slice(None), each) for at, each in enumerate(passes)]
-        asking = passes[0] if len(passes) == 1 else AttentionPass({}, own)
-        self.runs.measure(numbers, asking, self._starts[numbers[0]])
+        attention_pass = passes[0] if len(passes) == 1 else AttentionPass({}, own)
+        self.runs.measure(numbers, RunSpec(attention_pass), self._starts[numbers[0]])
         self._left = self._left[len(numbers) :]
 
     def _tasks(self, swept: Mapping[LayerKey, Edit]) -> AttentionPass:
         """A pass with the edits of the request, and then these."""
-        loaded, checked, tasks = self._loaded, self.runs.checked, dict[LayerKey, LayerTask]()
-        for key in dict.fromkeys([*checked.edits, *map(str, swept)]):
-            place = loaded.place_of(key)
-            edits = [*checked.edits.get(key, ()), *([swept[place.key]] if place.key in swept else ())]
-            tasks[place.key] = LayerTask(edits=edits, key_mask=checked.keys(place).mask)
+        loaded, checked = self._loaded, self.runs.checked
+        tasks = edit_tasks(loaded, checked)
+        for layer, edit in swept.items():
+            task = tasks.get(layer, NOTHING)
+            real = checked.keys(loaded.place_of(layer)).mask
+            tasks[layer] = replace(task, edits=[*task.edits, edit], key_mask=real)
         return AttentionPass(tasks)

@@ -6,8 +6,8 @@ sees pixels around it too.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final
 
 import torch
@@ -21,14 +21,14 @@ from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Sta
 from attention_service.models.inputs.model_limits import object_count
 from attention_service.models.inputs.patch_grids import Patch, patch_name
 from attention_service.models.passes.attention_places import AttentionPlace, TokensOf, stack_of
-from attention_service.models.passes.module_hooks import first_of
+from attention_service.models.passes.run_records import RunRecord
 from attention_transformers.model_layers import type_names
 
 _STACKS: Final[Mapping[str, tuple[TokensOf, TokensOf]]] = {
     "encoder": ("text", "text"), "decoder": ("target", "target"), "cross": ("target", "text"),
 }  # fmt: skip
 """The queries and keys of the layers of each stack: the places are the encoder's text, the objects the decoder's."""
-_COPIES: Final = 4
+_BACKBONE_COPIES: Final = 4
 """Tensors as large as the backbone's largest that are in memory at once."""
 _SAMPLES: Final = "MultiscaleDeformableAttention"
 """The end of the names of classes that attend to sampled points. Source: Zhu et al. 2021, section 4.1."""
@@ -58,18 +58,20 @@ class DetectorInputs(EncoderInputs):
         queries, keys = _STACKS[_stack_of(place)]
         return replace(place, queries=queries, keys=keys)
 
-    def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
-        """Find the stride of the feature map. Raises InvalidCheckpoint for a model with other tokens in some layers."""
+    def find_parts(
+        self, places: Sequence[AttentionPlace], run: Callable[..., Any], record: RunRecord
+    ) -> dict[str, str]:
+        """Find the stride of the feature map. See ``InputReader.find_parts``."""
         encoder = next((place for place in places if _stack_of(place) == "encoder"), None)
         if encoder is None:
             raise InvalidCheckpoint.at("checkpoint", self._refusal("no encoder that attends over a feature map"))
-        arguments = self.short_runs()[0]
-        height, width = arguments["pixel_values"].shape[-2:]
-        grids, self._backbone_numbers = self._feature_maps(encoder, lambda: run(arguments))
-        grid = next((grid for grid in reversed(grids) if math.prod(grid) == encoder.length), None)
+        height, width = self.short_runs()[0]["pixel_values"].shape[-2:]
+        maps = feature_maps(encoder, record)
+        self._backbone_numbers = max(map(math.prod, maps), default=0) / (height * width)
+        grid = next((shape[2:] for shape in reversed(maps) if math.prod(shape[2:]) == encoder.length), None)
         stride = 0 if grid is None else 2 ** round(math.log2(height / grid[0]))
         self._patch = stride, stride
-        if grid is None or grid != self._grid(height, width):
+        if grid is None or tuple(grid) != self._grid(height, width):
             raise InvalidCheckpoint.at("checkpoint", self._refusal("an encoder over other tokens than one feature map"))
         self._length = encoder.length
         for place in places:
@@ -79,7 +81,7 @@ class DetectorInputs(EncoderInputs):
                 raise InvalidCheckpoint.at(
                     "checkpoint", self._refusal(f"a layer {place.key} that attends over neither objects nor places")
                 )
-        return True
+        return {}
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
@@ -106,7 +108,7 @@ class DetectorInputs(EncoderInputs):
     def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
         """The memory of the backbone."""
         batch, _, height, width = arguments["pixel_values"].shape
-        return int(_COPIES * self._backbone_numbers * batch * height * width * self._model.dtype.itemsize)
+        return int(_BACKBONE_COPIES * self._backbone_numbers * batch * height * width * self._model.dtype.itemsize)
 
     def _ids(self, length: int, count: int) -> Tensor:
         return torch.arange(length, device=self._device).expand(count, -1)
@@ -116,36 +118,19 @@ class DetectorInputs(EncoderInputs):
         down, across = self._patch
         return (-(-height // down), -(-width // across)) if down and across else (0, 0)
 
-    def _feature_maps(self, encoder: AttentionPlace, run: Callable[[], Any]) -> tuple[list[tuple[int, int]], float]:
-        """The grids of states before the encoder runs, and the largest one's numbers for each pixel of the image."""
-        grids: list[tuple[int, int]] = []
-        largest, encodes = 0, False
-
-        def begin(*_: Any) -> None:
-            nonlocal encodes
-            encodes = True
-
-        def made(_: nn.Module, __: Any, output: Any) -> None:
-            nonlocal largest
-            state = first_of(output)
-            if not encodes and isinstance(state, Tensor) and state.ndim == 4:
-                grids.append((int(state.shape[2]), int(state.shape[3])))
-                largest = max(largest, state.numel())
-
-        with ExitStack() as hooks, torch.no_grad():
-            hooks.callback(encoder.first_layer.register_forward_pre_hook(begin).remove)
-            for module in self._model.modules():
-                hooks.callback(module.register_forward_hook(made).remove)
-            run()
-        height, width = self.short_runs()[0]["pixel_values"].shape[-2:]
-        return grids, largest / (height * width)
-
     def _refusal(self, has: str) -> str:
         """The reason for a detector that is not read, which ``has`` layers of another kind."""
         names = type_names(self._model.modules())
         sampled = [f"; {name} attends to points that it samples between places" for name in names if _SAMPLES in name]
         more = f"{sampled[-1]}, which are no tokens that could be named" if sampled else ""
         return f"{type(self._model).__name__} has {has}{more}"
+
+
+def feature_maps(encoder: AttentionPlace, record: RunRecord) -> list[torch.Size]:
+    """The shapes ``[B, width, rows, columns]`` of the states before the encoder runs."""
+    layer = {*encoder.first_layer.modules()}
+    before = takewhile(lambda call: call.module not in layer, record.calls)
+    return [call.made for call in before if call.made is not None and len(call.made) == 4]
 
 
 def _stack_of(place: AttentionPlace) -> str:

@@ -1,9 +1,8 @@
 """The input of an encoder of images: pixels by the checkpoint's own image processor, and a label for every token."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -16,12 +15,13 @@ from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
 from attention_service.models.inputs.images.unrolled_tokens import POOLED, find_unrolled_windows, stage_grids
 from attention_service.models.inputs.images.window_search import find_windows, layer_calls
+from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack
-from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, patch_name
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_keys import LayerWindows
 from attention_service.models.passes.module_hooks import before
+from attention_service.models.passes.run_records import RunRecord
 from attention_service.models.passes.unrun_models import reads_videos
 from attention_transformers.model_layers import own_attentions, uses_interface
 
@@ -31,6 +31,9 @@ SHORT: Final = (64, 64)
 
 class EncoderInputs(InputReader):
     """Reads the images of one encoder."""
+
+    reads = "images"
+    enters = "pixels"
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's image processor. Raises InvalidCheckpoint without one."""
@@ -42,14 +45,11 @@ class EncoderInputs(InputReader):
             raise InvalidCheckpoint.at(
                 "checkpoint", f"{type(model).__name__} has no attention: none of its modules is one"
             )
-        self.pairs, self.tokenizer, self.template, self.max_length = False, None, None, None
-        self.names = frozenset(inspect.signature(model.forward).parameters)
-        self.vocabulary = self.predictable = len(model.config.id2label or ())
+        super().__init__(model)
         sees: Any = getattr(model.config, "vision_config", model.config)  # of CLIP that classifies, one of two
         self._registers = int(getattr(sees, "num_register_tokens", None) or 0)
         self.objects = int(getattr(sees, "num_detection_tokens", None) or 0)
-        """The objects that it looks for in an image; 0 of one that looks for none."""
-        self._device, self._processor = model.device, processor
+        self._processor = processor
         self._patch, self.edge = self._patch_size(sees), shortest_edge(processor)
         self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
         self._grids = stage_grids(model)
@@ -61,8 +61,6 @@ class EncoderInputs(InputReader):
         """The windows of layers that attend within such, by the text of their keys."""
         self._size: torch.Size | None = None
         """Height and width of all pictures, of a model with windows; None for those of any size."""
-        self.unnamed: dict[str, str] = {}
-        """The layers whose tokens have no names, by the text of their keys, with the reason."""
         self._channels_first = False
         """True if the states between its layers are grids whose channels come first."""
         self._length = self._first = 0
@@ -85,24 +83,28 @@ class EncoderInputs(InputReader):
         """An attention with the tokens that it is over, which are known once the parts are found."""
         return replace(place, windows=self.windows.get(str(place.key)), channels_first=self._channels_first)
 
-    def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
-        """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
+    def find_parts(
+        self, places: Sequence[AttentionPlace], run: Callable[..., Any], record: RunRecord
+    ) -> dict[str, str]:
+        """Find the tokens that are patches. See ``InputReader.find_parts``."""
         crop = self.crops(*SHORT)[0]
         if self._grids:
-            self._find_unrolled(places, run, crop)
-            return True
-        self._channels_first = channels_are_first(places[0], partial(run, self.short_runs()[0]))
+            return self._find_unrolled(places, run, crop)
+        self._channels_first = channels_are_first(places[0], record)
         places = [replace(place, channels_first=self._channels_first) for place in places]
         if self._mask_ratio is None:
             self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
         else:
             self._length, self._first = 1 + len(seen_patches(crop.rows * crop.columns, self._mask_ratio, 0)[0]), 1
         if cut := [place for place in places if place.length != self._length]:
-            self._find_windows(cut, run, crop)
-        return True
+            self._find_windows(cut, run, record, crop)
+        return {}
 
-    def _find_unrolled(self, places: Sequence[AttentionPlace], run: Callable[..., Any], crop: Crop) -> None:
-        """Find the windows of an encoder that keeps its tokens in another order than row by row."""
+    def _find_unrolled(self, places: Sequence[AttentionPlace], run: Callable[..., Any], crop: Crop) -> dict[str, str]:
+        """Find the windows of an encoder that keeps its tokens in another order than row by row.
+
+        Return the layers without any, with the reason.
+        """
         arguments, first = self.short_runs()[0], self._grids[0]
         if (crop.rows, crop.columns) != (first.rows, first.columns):
             raise InvalidCheckpoint.at(
@@ -110,21 +112,24 @@ class EncoderInputs(InputReader):
                 f"its image processor makes {crop.rows} × {crop.columns} patches of an image, and its config has "
                 f"{first.rows} × {first.columns}",
             )
-        found = find_unrolled_windows(places, self._grids, lambda asking: run(arguments, asking=asking))
+        found = find_unrolled_windows(places, self._grids, lambda taps: run(arguments, attention_pass=taps))
         self.windows = {key: windows for key, windows in found.items() if windows is not None}
-        self.unnamed = {key: POOLED for key in found if key not in self.windows}
         self._length, self._size = first.places.numel(), arguments["pixel_values"].shape[-2:]
         self.last_states = self._grids[-1].places.numel()
+        return {key: POOLED for key in found if key not in self.windows}
 
     def _find_windows(
-        self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any], crop: Crop
+        self,
+        places: Sequence[AttentionPlace],
+        run: Callable[[dict[str, Tensor]], Any],
+        record: RunRecord,
+        crop: Crop,
     ) -> None:
         """Find the windows of these layers. Raises InvalidCheckpoint for one that has none."""
         arguments = self.short_runs()[0]
-        calls, output = layer_calls(places, lambda: run(arguments))
-        states = getattr(output, "last_hidden_state", None)
+        states = getattr(record.output, "last_hidden_state", None)
         self.last_states = states.shape[1] if states is not None and states.ndim == 3 else None
-        for call in calls:
+        for call in layer_calls(places, lambda: run(arguments)):
             windows = find_windows(call, crop.rows, crop.columns) if self._mask_ratio is None else None
             if windows is None or windows.order.shape[1] != call.place.length:
                 raise InvalidCheckpoint.at(
@@ -159,15 +164,15 @@ class EncoderInputs(InputReader):
         length = _rows_of_patches(self._processed([gray(width, height)])) or self._length
         return SizedImage(length, 1, length)
 
-    def check(self, ids: Sequence[int], param: str) -> None:
-        """Raise InvalidRequest: tokens are no input here."""
-        raise InvalidRequest.at(param, "this model reads only images")
+    def _known_ids(self, model: PreTrainedModel) -> int:
+        """The number of its classes."""
+        return len(model.config.id2label or ())
 
     def _images(self, request: ModelInput) -> list[Image.Image]:
         """The images of a request. Raises InvalidRequest for one with other inputs."""
         for field in ("text", "tokens", "messages", "target", "text_pair", "answer", "audio"):
             if getattr(request, field):
-                raise InvalidRequest.at(field, "this model reads only images")
+                raise self.refused(field)
         return decoded(request.images)
 
     def _processed(self, images: Sequence[Image.Image], mask_seed: int = 0) -> dict[str, Tensor]:
@@ -197,16 +202,10 @@ class EncoderInputs(InputReader):
         return in_their_place(patches, self._first, length)
 
 
-@torch.no_grad()
-def channels_are_first(place: AttentionPlace, run: Callable[[], Any]) -> bool:
+def channels_are_first(place: AttentionPlace, record: RunRecord) -> bool:
     """True if the states before an attention's layer are grids ``[B, width, rows, columns]``."""
-    shapes: list[torch.Size] = []
-    undo = before(place.first_layer, lambda state: shapes.append(state.shape))
-    try:
-        run()
-    finally:
-        undo()
-    return len(shapes[0]) == 4 and shapes[0][1] == place.output_width != shapes[0][3]
+    shape = record.given(place.first_layer)
+    return len(shape) == 4 and shape[1] == place.output_width != shape[3]
 
 
 def seen_patches(patches: int, mask_ratio: float, seed: int) -> tuple[list[int], Tensor]:

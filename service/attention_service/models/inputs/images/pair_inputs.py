@@ -11,8 +11,9 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack, Tokens
-from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.model_inputs import TextInputs
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.run_records import RunRecord
 
 _OF_TEXT: Final = frozenset({"input_ids", "attention_mask", "position_ids"})
 _WHOLE: Final = frozenset({"siglip", "siglip2"})
@@ -20,8 +21,10 @@ _WHOLE: Final = frozenset({"siglip", "siglip2"})
 padding as they did in training. Source: Zhai et al. 2023."""
 
 
-class PairInputs(InputReader):
+class PairInputs(TextInputs):
     """Reads the texts and images of one pair."""
+
+    media = "images"
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> None:
         """``processor``: the checkpoint's image processor. Raises InvalidCheckpoint without one."""
@@ -33,7 +36,6 @@ class PairInputs(InputReader):
         """The tokens of every text; None for those that have their own length."""
         config = model.config
         self.vector_width = int(getattr(config, "projection_dim", None) or config.text_config.projection_size)
-        """The numbers of the vector of a text, and of an image."""
         self.short_text = self._fills or self.short_text
         own: Any = getattr(tokenizer, "pad_token_id", None)
         if self._fills is not None and self.knows(own):
@@ -48,9 +50,20 @@ class PairInputs(InputReader):
         """The arguments of a run over a few tokens, and of one over a gray image."""
         return [*super().short_runs(), *self.images.short_runs()]
 
-    def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
-        """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
-        return self.images.find_parts(places, run)
+    def find_parts(
+        self, places: Sequence[AttentionPlace], run: Callable[..., Any], record: RunRecord
+    ) -> dict[str, str]:
+        """Find the tokens that are patches. See ``InputReader.find_parts``."""
+        return self.images.find_parts(places, run, record)
+
+    def embedder(self, model: PreTrainedModel) -> Any:
+        """The half that reads texts."""
+        halves: Any = model
+        return halves.text_model
+
+    def asks_two_vectors(self, request: ModelInput) -> bool:
+        """True for a text and an image."""
+        return bool(request.images and (request.text or request.tokens))
 
     def module(self, model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> Callable[..., Any]:
         """The half that reads these arguments, or both, one after the other."""

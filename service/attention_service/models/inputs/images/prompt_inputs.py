@@ -23,10 +23,11 @@ from attention_service.models.inputs.images.encoder_inputs import (
 )
 from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack, Tokens
-from attention_service.models.inputs.media_prompts import MediaPrompts
+from attention_service.models.inputs.media_prompts import MediaPrompts, unlike_windows
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, patch_name
 from attention_service.models.inputs.text_tokens import default_template
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.run_records import RunRecord
 
 _MERGES: Final = range(1, 17)
 """Sides of the squares of patches that may become one token."""
@@ -40,7 +41,7 @@ class PromptInputs(MediaPrompts):
     """Reads the texts and images of one model."""
 
     medium = "image"
-    field = "images"
+    media = "images"
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's. Raises InvalidCheckpoint for a model without square patches."""
@@ -60,7 +61,6 @@ class PromptInputs(MediaPrompts):
         self._vision: Any = model.config.vision_config
         self._patch, self.edge = patch_size(self._vision), shortest_edge(processor.image_processor)
         self.whole = frozenset(getattr(self._vision, "fullatt_block_indexes", None) or ())
-        """The layers that see all of an image, of a model whose others see windows of it."""
         self._pack = _packing(model)
         geometry = partial(processor, text=[self.mark])
         merge = int(getattr(processor.image_processor, "merge_size", 1))
@@ -72,15 +72,17 @@ class PromptInputs(MediaPrompts):
         """The arguments of a run over a few tokens, and of one over a gray image."""
         return [*super().short_runs(), self._arguments(self.processed(self.mark, [gray(*SHORT)]))]
 
-    def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
-        """Find the tokens that are patches, in the layers that see images. False if other tokens pass these."""
+    def find_parts(
+        self, places: Sequence[AttentionPlace], run: Callable[..., Any], record: RunRecord
+    ) -> dict[str, str]:
+        """Find the tokens that are patches, in the layers that see images. See ``InputReader.find_parts``."""
         arguments, crops = self.short_runs()[-1], self.crops(*SHORT)
         self.packs = "image_grid_thw" in arguments
         if self.packs:
             self._length = sum(crop.rows * crop.columns for crop in crops)
         else:
             self._length, self._first = patch_tokens(places[0], run, arguments, crops[-1], self._patch)
-        return all(place.length == self._length for place in places)
+        return unlike_windows(places, self._length)
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers.image_utils import SizeDict
 
-from attention_service.models.towers.tower import ImageSteps
+from attention_service.modules.checkpoints.forms.form import ImageSteps
 
 _FILTERS: Final = {name.lower(): value for name, value in Image.Resampling.__members__.items()}
 

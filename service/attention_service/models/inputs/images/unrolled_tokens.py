@@ -64,12 +64,12 @@ def find_unrolled_windows(
             zero, one = torch.randn(2, state.shape[2], generator=torch.Generator().manual_seed(0)).to(state)
             return torch.where(numbered(grid).to(state.device)[None, :, None], one, zero).expand(state.shape)
 
-        asking = AttentionPass({place.key: LayerTask(taps=("v", "context")) for place in places})
+        attention_pass = AttentionPass({place.key: LayerTask(taps=("v", "context")) for place in places})
         with ExitStack() as hooks:
             for place in places:
                 hooks.callback(before(place.layer, partial(numbers, place)))
-            run(asking)
-        found = asking.take()
+            run(attention_pass)
+        found = attention_pass.take()
         return {
             str(place.key): (_by_token(taps["v"]), taps["v"].shape[2] == taps["context"].shape[2])
             for place in places

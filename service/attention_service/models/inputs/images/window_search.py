@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_keys import LayerWindows
+from attention_service.models.passes.module_hooks import before, noting_calls
 
 _CLOSE = 1e-4
 """The largest difference of states that are the same, as a share of the largest number."""
@@ -48,39 +49,35 @@ class LayerCall:
         """Return the states ``[W, T, width]`` that the attention is given of these states ``[L, width]``."""
         found: list[Tensor] = []
 
-        def reached(_: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-            found.append(args[0] if args else options["hidden_states"])
+        def reached(state: Tensor) -> None:
+            found.append(state)
             raise _Reached
 
         given = states.to(self._given).view(self.shape)
         given = given.permute(0, 3, 1, 2) if self.place.channels_first else given
         args = [given, *self.args[1:]] if self.args else []
         options = {**self.options} if self.args else {**self.options, "hidden_states": given}
-        hook = self.place.module.register_forward_pre_hook(reached, with_kwargs=True)
+        undo = before(self.place.module, reached)
         try:
             self.place.layer(*args, **options)
         except _Reached:
             return found[0].flatten(1, -2).double().cpu()
         finally:
-            hook.remove()
+            undo()
         raise ValueError("the layer calls no attention")
 
 
-def layer_calls(places: Sequence[AttentionPlace], run: Callable[[], Any]) -> tuple[list[LayerCall], Any]:
-    """Run the model. Return the calls of the layers of these attentions, and its output."""
+def layer_calls(places: Sequence[AttentionPlace], run: Callable[[], Any]) -> list[LayerCall]:
+    """Run the model. Return the calls of the layers of these attentions."""
     found: dict[nn.Module, LayerCall] = {}
     of_layer = {place.layer: place for place in places}
 
     def called(layer: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         found[layer] = LayerCall(of_layer[layer], args, options)
 
-    hooks = [layer.register_forward_pre_hook(called, with_kwargs=True) for layer in of_layer]
-    try:
-        output = run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [found[place.layer] for place in places], output
+    with noting_calls(of_layer, called):
+        run()
+    return [found[place.layer] for place in places]
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """The input of a model that hears: features by the checkpoint's own extractor, and a label for every frame."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -11,10 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
-from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.model_inputs import TextInputs
 from attention_service.models.inputs.sounds.sound_decoding import Sound, decoded
 from attention_service.models.inputs.sounds.sound_frames import feature_samples, frames_of
-from attention_service.models.passes.attention_places import TARGET
+from attention_service.models.passes.attention_places import TARGET, AttentionPlace
+from attention_service.models.passes.run_records import RunRecord
 
 _SHORT: Final = 16_000
 """Samples of the silent sound of short runs."""
@@ -22,12 +23,15 @@ _UNMASKED: Final = frozenset({"data2vec-audio"})
 """Types whose convolutions of positions, one behind the other, reach into what fills up a batch."""
 _MASKS: Final = "attention_mask", "input_features_mask", "feature_attention_mask"
 """The names that models give to the mask of their features."""
-_COPIES: Final = 4
+_CONVOLUTION_COPIES: Final = 4
 """Tensors as wide as the widest convolution that are in memory at once."""
 
 
-class SoundInputs(InputReader):
+class SoundInputs(TextInputs):
     """Reads the sounds of one encoder, and the target of its decoder if it has one."""
+
+    reads = "sound (audio)"
+    enters = "frames"
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, extractor: Any) -> None:
         """``extractor``: the checkpoint's feature extractor. Raises InvalidCheckpoint without one."""
@@ -37,11 +41,16 @@ class SoundInputs(InputReader):
             raise InvalidCheckpoint.at("checkpoint", f"it has {lacks}, by which sounds are read")
         super().__init__(model, tokenizer)
         self.pairs, self.shifts = "decoder_input_ids" in self.names, False
+        self.transcribes = self.pairs
+        if self.pairs:
+            self.reads = "sound (audio) and a target"
         if isinstance(most := getattr(model.config, "max_target_positions", None), int):
             self.max_length = most  # of the decoder
         self._extractor, self._made, self._main = extractor, frames, model.main_input_name
         self.rate = int(extractor.sampling_rate)
         """Samples a second."""
+        if self._made.most_samples is not None:
+            self.hears_s = self._made.most_samples / self.rate
         options = inspect.signature(extractor.__call__).parameters
         self._mask = next((name for name in _MASKS if name in self.names), None)
         self._options: dict[str, Any] = {}
@@ -71,14 +80,36 @@ class SoundInputs(InputReader):
             arguments["decoder_input_ids"] = torch.arange(1, TARGET + 1, device=self._device)[None]
         return [arguments]
 
+    def find_parts(
+        self, places: Sequence[AttentionPlace], run: Callable[..., Any], record: RunRecord
+    ) -> dict[str, str]:
+        """Check that the layers attend over the frames, and that the model returns a state of each.
+
+        Raises InvalidCheckpoint for another model.
+        """
+        if places[0].queries != "text":
+            raise InvalidCheckpoint.at(
+                "checkpoint", "its layers attend over other tokens than the frames that it makes of a sound"
+            )
+        states = None if self.pairs else getattr(record.output, "last_hidden_state", None)
+        if states is not None and states.shape[1] != self.short_text:
+            raise InvalidCheckpoint.at(
+                "checkpoint", "its output pools the frames of its layers; load the model whose encoder it is"
+            )
+        return {}
+
+    def to_transcribe(self, sound: Sound, language: str | None, instruction: str | None) -> Inputs:
+        """Read a sound whose text is to be written. ``generate`` takes the language and the prompt by itself."""
+        arguments = self.heard([sound])
+        return Inputs(False, self.frames([sound], arguments), None, arguments)
+
     def read(self, request: ModelInput) -> Inputs:
         """Read the sounds of a request. Raises InvalidRequest that names the field at fault."""
-        reads = "sound (audio) and a target" if self.pairs else "sound (audio)"
         for field in ("text", "tokens", "messages"):
             if getattr(request, field) is not None:
-                raise InvalidRequest.at(field, f"this model reads only {reads}")
+                raise self.refused(field)
         if request.images or not request.audio:
-            raise InvalidRequest.at("images" if request.images else "audio", f"this model reads only {reads}")
+            raise self.refused("images" if request.images else "audio")
         sounds = decoded(request.audio, self.rate)
         arguments, target = self.heard(sounds), None
         stack = self.frames(sounds, arguments)
@@ -127,11 +158,11 @@ class SoundInputs(InputReader):
 
     def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
         """The memory of the convolutions that make frames of features."""
-        return int(_COPIES * len(arguments[self._main]) * self._features(arguments) * self._widest)
+        return int(_CONVOLUTION_COPIES * len(arguments[self._main]) * self._features(arguments) * self._widest)
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest: tokens are no input here."""
-        raise InvalidRequest.at(param, "this model reads only sound (audio)")
+        raise self.refused(param)
 
     def _features(self, arguments: Mapping[str, Tensor]) -> int:
         """The features of each sound; of a spectrogram, those along time."""

@@ -13,18 +13,18 @@ from transformers import PreTrainedModel, WhisperFeatureExtractor
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import AudioBytes, ModelInput
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack, Tokens
-from attention_service.models.inputs.media_prompts import MediaPrompts, tokens_of
+from attention_service.models.inputs.media_prompts import MediaPrompts, tokens_of, unlike_windows
 from attention_service.models.inputs.sounds.sound_decoding import Sound, decoded
 from attention_service.models.inputs.sounds.sound_frames import part_of
-from attention_service.models.inputs.sounds.voxtral_prompts import VoxtralPrompts
 from attention_service.models.inputs.text_tokens import default_template
-from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.attention_places import AUDIO, AttentionPlace
+from attention_service.models.passes.run_records import RunRecord
 
 _SHORT: Final = 1.0
 """Seconds of the silent sound of a short run."""
 _LEAST: Final = 2
 """Tokens of a sound: of one alone Qwen2-Audio makes another prompt."""
-_COPIES: Final = 4
+_CONVOLUTION_COPIES: Final = 4
 """Tensors as wide as a convolution that are in memory at once."""
 
 
@@ -32,7 +32,8 @@ class SoundPrompts(MediaPrompts):
     """Reads the texts and sounds of one model."""
 
     medium = "audio"
-    field = "audio"
+    media = "audio"
+    tower = "audio_config", AUDIO
     senses = "hears sounds"
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
@@ -48,10 +49,13 @@ class SoundPrompts(MediaPrompts):
         around = (getattr(processor, name, None) or "" for name in ("audio_bos_token", "audio_eos_token"))
         self.before = self.mark.join(around)
         """A sound before a text."""
+        self.names_language = hasattr(processor, "transcription_prompt")
+        self.transcribes = self.names_language or hasattr(processor, "apply_transcription_request")
         self.rate = int(extractor.sampling_rate)
         self._window = float(extractor.n_samples) / self.rate
         """The seconds that the layers hear at a time."""
-        self._most = float(getattr(processor, "max_audio_len", None) or self._window)
+        self.hears_s = most = float(getattr(processor, "max_audio_len", None) or self._window)
+        self._most = most
         """Seconds of a sound, beyond which its processor would cut it."""
         whole = self.processed(self.mark, [self._silence(self._window)])
         self._stride = self._window / whole["input_ids"][0].tolist().count(self.token)
@@ -63,10 +67,12 @@ class SoundPrompts(MediaPrompts):
         """The arguments of a run over a few tokens, and of one over a silent sound."""
         return [*super().short_runs(), self._arguments(self.processed(self.mark, [self._silence(_SHORT)]))]
 
-    def find_parts(self, places: Sequence[AttentionPlace], _: Callable[[dict[str, Tensor]], Any]) -> bool:
-        """Find the frames of a window, in the layers that hear. False if these have unlike ones."""
+    def find_parts(
+        self, places: Sequence[AttentionPlace], run: Callable[..., Any], record: RunRecord
+    ) -> dict[str, str]:
+        """Find the frames of a window, in the layers that hear. See ``InputReader.find_parts``."""
         self._length = places[0].length
-        return all(place.length == self._length for place in places)
+        return unlike_windows(places, self._length)
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
@@ -77,20 +83,10 @@ class SoundPrompts(MediaPrompts):
         sounds = self._decoded(sent)
         return self._inputs(sounds, *self.prompt(request, [sound.samples for sound in sounds]))
 
-    @property
-    def transcribes(self) -> bool:
-        """True if its processor says how to ask for a transcript."""
-        return self.names_language or hasattr(self._processor, "apply_transcription_request")
-
-    @property
-    def names_language(self) -> bool:
-        """True if a request for a transcript names the language to the model, and has no further words."""
-        return isinstance(self._processor, VoxtralPrompts)
-
-    def to_transcribe(self, sound: AudioBytes, language: str | None, instruction: str | None) -> Inputs:
+    def to_transcribe(self, sound: Sound, language: str | None, instruction: str | None) -> Inputs:
         """Read a sound whose text is to be written. ``language``: two letters. Raises InvalidRequest."""
-        sounds = self._decoded([sound])
-        samples = sounds[0].samples
+        self._check_lengths([sound])
+        samples = sound.samples
         if self.names_language:
             text = self._processor.transcription_prompt(language)
         else:
@@ -100,11 +96,16 @@ class SoundPrompts(MediaPrompts):
                 reason = str(fault).partition("\n")[0][:160]
                 raise InvalidRequest.at("audio.0", f"the model's processor writes no request: {reason}") from None
         made = self.processed(text, [samples], add_special_tokens=False)
-        return self._inputs(sounds, made, tokens_of(made), "audio.0")
+        return self._inputs([sound], made, tokens_of(made), "audio.0")
 
     def _decoded(self, sent: Sequence[AudioBytes]) -> list[Sound]:
         """Decode sounds of lengths that the model hears. Raises InvalidRequest."""
         sounds = decoded(sent, self.rate)
+        self._check_lengths(sounds)
+        return sounds
+
+    def _check_lengths(self, sounds: Sequence[Sound]) -> None:
+        """Raise InvalidRequest for a sound that is shorter or longer than the model hears at a time."""
         for index, sound in enumerate(sounds):
             if not _LEAST * self._stride <= sound.seconds <= self._most:
                 raise InvalidRequest.at(
@@ -112,7 +113,6 @@ class SoundPrompts(MediaPrompts):
                     f"{sound.seconds:.2f} s; the model hears {_LEAST * self._stride:g} to {self._most:g} s at a time",
                     limit=self._most,
                 )
-        return sounds
 
     def _inputs(self, sounds: Sequence[Sound], made: dict[str, Any], tokens: Tokens, field: str) -> Inputs:
         """The input of a prompt that the processor made. Raises InvalidRequest that names the field."""
@@ -136,7 +136,7 @@ class SoundPrompts(MediaPrompts):
         features = arguments.get("input_features")
         if features is None:
             return 0
-        return int(_COPIES * len(features) * features.shape[-1] * features.shape[-2] * features.itemsize)
+        return int(_CONVOLUTION_COPIES * len(features) * features.shape[-1] * features.shape[-2] * features.itemsize)
 
     def processed(self, text: str, media: Sequence[Any], **options: Any) -> dict[str, Any]:
         """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""

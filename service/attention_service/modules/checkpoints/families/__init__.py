@@ -1,4 +1,7 @@
-"""Every family of checkpoints; a file holds a lineage, whose families share their tensor names."""
+"""Every family of checkpoints; a file holds a lineage, whose families share their tensor names.
+
+It imports ``family.py``, ``cuts.py`` and ``rope_entries.py`` beside it. Read ``llama.py`` first.
+"""
 
 from typing import Final
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attention_contract.spec import AttentionSpec, Causal
-from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, linear
+from attention_service.modules.checkpoints.family import AttentionDescription, BlockNames, Entries, Family, linear
 
 _NAMES: Final = linear(q_proj="self.query", k_proj="self.key", v_proj="self.value", o_proj="output.dense")
 _MODEL_TYPES: Final = frozenset({
@@ -14,10 +14,10 @@ _MODEL_TYPES: Final = frozenset({
 _UNSUPPORTED: Final = {"self.query_global.weight": "global attention with projections of its own"}
 
 
-def _describe(entries: Entries) -> Attention:
+def _describe(entries: Entries) -> AttentionDescription:
     entries.must_be("position_embedding_type", "absolute")
     causal = entries.part == "self" and entries.flag("is_decoder", default=False)
-    return Attention(
+    return AttentionDescription(
         AttentionSpec(masks=[Causal()] if causal else []),
         heads=entries.known_count("num_attention_heads"),
         unknown=() if entries.config or entries.part == "cross" else ("masks",),

@@ -12,7 +12,15 @@ from attention_contract.schemas.modules import Latent
 from attention_contract.spec import AttentionSpec, ScaledDot
 from attention_service.modules.checkpoints.cuts import latent_keys, latent_values, shared_first
 from attention_service.modules.checkpoints.families.llama import blocks, masks
-from attention_service.modules.checkpoints.family import Attention, Entries, Family, Piece, Pieces, linear, one
+from attention_service.modules.checkpoints.family import (
+    AttentionDescription,
+    Entries,
+    Family,
+    Piece,
+    Pieces,
+    linear,
+    one,
+)
 from attention_service.modules.checkpoints.rope_entries import parameters_of, rope_of
 
 _NAMES: Final[Pieces] = {
@@ -35,7 +43,7 @@ def _latent(
     value_dim: int | None = 128,
     rotary: bool = True,
     interleaved: bool | None = None,
-) -> Attention:
+) -> AttentionDescription:
     """A causal block with latents; the arguments are the family's defaults.
 
     ``plain`` and ``turned`` are the widths of the two parts of a head. ``interleaved`` is by ``rope_interleave`` where
@@ -53,7 +61,7 @@ def _latent(
         raise entries.unsupported("partial_rotary_factor", "expected 1: all of qk_rope_head_dim turns")
     if value_dim is None:
         value_dim = entries.count("hidden_size", default=2560) // heads
-    return Attention(
+    return AttentionDescription(
         AttentionSpec(
             score=ScaledDot(scale=_scale(entries, head_dim) if rotary else None),
             position=NoPosition() if rope is None else rope.model_copy(update={"dim": shared}),

@@ -6,13 +6,20 @@ from attention_contract.positions import Rope
 from attention_contract.spec import AttentionSpec, Causal, Dot
 from attention_service.modules.checkpoints.cuts import by_group
 from attention_service.modules.checkpoints.families.llama import masks
-from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, fused, linear
+from attention_service.modules.checkpoints.family import (
+    AttentionDescription,
+    BlockNames,
+    Entries,
+    Family,
+    fused,
+    linear,
+)
 from attention_service.modules.checkpoints.rope_entries import rope_of
 
 _NAMES: Final = linear(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj")
 
 
-def _gpt_neo(entries: Entries) -> Attention:
+def _gpt_neo(entries: Entries) -> AttentionDescription:
     """Layers are global or see a window, and scores have no scale."""
     kind = entries.of_layer("attention_layers")
     if kind is None:
@@ -23,7 +30,7 @@ def _gpt_neo(entries: Entries) -> Attention:
         raise entries.unsupported("attention_layers", "expected global or local")
     window = entries.count("window_size", default=256) if kind == "local" else None
     heads = entries.count("num_heads", "num_attention_heads", default=16)
-    return Attention(AttentionSpec(score=Dot(), masks=masks(window)), heads)
+    return AttentionDescription(AttentionSpec(score=Dot(), masks=masks(window)), heads)
 
 
 def _repeated(groups: Any, layer: int) -> Any:
@@ -38,25 +45,25 @@ def _repeated(groups: Any, layer: int) -> Any:
     return None
 
 
-def _gptj(entries: Entries) -> Attention:
+def _gptj(entries: Entries) -> AttentionDescription:
     heads = entries.count("n_head", "num_attention_heads", default=16)
     width = entries.count("n_embd", "hidden_size", default=4096) // heads
     dim = entries.optional_count("rotary_dim", 64)
     if dim is None:
         raise entries.unsupported("rotary_dim", "expected a number of dimensions")
     rope = Rope(dim=None if dim == width else dim, style="interleaved")
-    return Attention(AttentionSpec(position=rope, masks=[Causal()]), heads, head_dim=width)
+    return AttentionDescription(AttentionSpec(position=rope, masks=[Causal()]), heads, head_dim=width)
 
 
-def _gpt_neox(entries: Entries) -> Attention:
+def _gpt_neox(entries: Entries) -> AttentionDescription:
     heads = entries.count("num_attention_heads", default=64)
     width = entries.count("hidden_size", default=6144) // heads
     rope = rope_of(entries, width, partial=0.25)
-    return Attention(AttentionSpec(position=rope, masks=[Causal()]), heads, kv_heads=heads, head_dim=width)
+    return AttentionDescription(AttentionSpec(position=rope, masks=[Causal()]), heads, kv_heads=heads, head_dim=width)
 
 
-def _opt(entries: Entries) -> Attention:
-    return Attention(AttentionSpec(masks=[Causal()]), entries.count("num_attention_heads", default=12))
+def _opt(entries: Entries) -> AttentionDescription:
+    return AttentionDescription(AttentionSpec(masks=[Causal()]), entries.count("num_attention_heads", default=12))
 
 
 FAMILIES: Final = (

@@ -10,7 +10,15 @@ from attention_contract.schemas.modules import Stack
 from attention_contract.spec import AnyOf, AttentionSpec, Causal, GlobalTokens, SlidingWindow
 from attention_service.modules.checkpoints.cuts import thirds
 from attention_service.modules.checkpoints.families.llama import slides
-from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, Pieces, fused, linear
+from attention_service.modules.checkpoints.family import (
+    AttentionDescription,
+    BlockNames,
+    Entries,
+    Family,
+    Pieces,
+    fused,
+    linear,
+)
 from attention_service.modules.checkpoints.rope_entries import rope_of, with_rotation_of
 
 _DISTILBERT: Final = linear(q_proj="q_lin", k_proj="k_lin", v_proj="v_lin", o_proj="out_lin")
@@ -30,21 +38,21 @@ _OUT: Final = linear(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="
 _CLIP: Final = (BlockNames("encoder.layers.{layer}.self_attn.", _OUT),)
 
 
-def _plain(entries: Entries, heads: int = 12, *, causal: bool = False) -> Attention:
+def _plain(entries: Entries, heads: int = 12, *, causal: bool = False) -> AttentionDescription:
     """Every token sees every token, or those up to its own."""
-    return Attention(
+    return AttentionDescription(
         AttentionSpec(masks=[Causal()] if causal else []),
         entries.count("num_attention_heads", "n_heads", default=heads),
     )
 
 
-def _albert(entries: Entries) -> Attention:
+def _albert(entries: Entries) -> AttentionDescription:
     """The layers of a group share one block: ``layer`` is the number of the group."""
     entries.must_be("inner_group_num", 1).must_be("position_embedding_type", "absolute")
     return _plain(entries, heads=64)
 
 
-def _longformer(entries: Entries) -> Attention:
+def _longformer(entries: Entries) -> AttentionDescription:
     """A window, and global tokens with projections of their own, which each request names by ``global_mask``."""
     window = entries.get("attention_window", default=512)
     if isinstance(window, list):
@@ -54,10 +62,10 @@ def _longformer(entries: Entries) -> Attention:
     side = window // 2
     tokens = GlobalTokens(positions=[], projections="separate")
     masks = [AnyOf(of=[SlidingWindow(left=side, right=side), tokens])]
-    return Attention(AttentionSpec(masks=masks), entries.count("num_attention_heads", default=12))
+    return AttentionDescription(AttentionSpec(masks=masks), entries.count("num_attention_heads", default=12))
 
 
-def _modernbert(entries: Entries) -> Attention:
+def _modernbert(entries: Entries) -> AttentionDescription:
     period = entries.count("global_attn_every_n_layers", default=3)
     sliding = slides(entries, lambda layer: layer % period != 0)
     if entries.get("rope_scaling") is not None:
@@ -72,16 +80,16 @@ def _modernbert(entries: Entries) -> Attention:
     width = entries.count("hidden_size", default=768) // heads
     side = entries.count("local_attention", default=128) // 2
     masks = [SlidingWindow(left=side, right=side)] if sliding else []
-    return Attention(
+    return AttentionDescription(
         AttentionSpec(position=rope_of(rotation, width), masks=masks), heads, kv_heads=heads, head_dim=width
     )
 
 
-def _seq2seq(entries: Entries, heads: int = 16) -> Attention:
+def _seq2seq(entries: Entries, heads: int = 16) -> AttentionDescription:
     """An encoder without masks, and a decoder with a causal mask and cross-attention."""
     masks = [Causal()] if entries.stack == "decoder" and entries.part == "self" else []
     alias = ("num_attention_heads",) if entries.stack == "encoder" else ()
-    return Attention(
+    return AttentionDescription(
         AttentionSpec(masks=masks), entries.count(f"{entries.stack}_attention_heads", *alias, default=heads)
     )
 

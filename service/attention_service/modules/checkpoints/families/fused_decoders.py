@@ -5,20 +5,20 @@ from typing import Final
 from attention_contract.positions import Alibi
 from attention_contract.spec import AttentionSpec, Causal, ScaledDot
 from attention_service.modules.checkpoints.cuts import by_group, thirds
-from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, fused
+from attention_service.modules.checkpoints.family import AttentionDescription, BlockNames, Entries, Family, fused
 from attention_service.modules.checkpoints.rope_entries import rope_of
 
 
-def _bloom(entries: Entries) -> Attention:
+def _bloom(entries: Entries) -> AttentionDescription:
     if entries.get("pretraining_tp", default=1) != 1:
         entries.must_be("slow_but_exact", False)
     heads = entries.count("n_head", "num_attention_heads", default=8)
     width = entries.count("hidden_size", "n_embed", default=64) // heads
     spec = AttentionSpec(position=Alibi(symmetric=False), masks=[Causal()])
-    return Attention(spec, heads, kv_heads=heads, head_dim=width)
+    return AttentionDescription(spec, heads, kv_heads=heads, head_dim=width)
 
 
-def _mpt(entries: Entries) -> Attention:
+def _mpt(entries: Entries) -> AttentionDescription:
     entries.must_be("is_causal", True)  # no such model of transformers runs
     own = entries.object("attn_config")
     own.must_be("attn_type", "multihead_attention").must_be("prefix_lm", False).must_be("qk_ln", False)
@@ -28,10 +28,10 @@ def _mpt(entries: Entries) -> Attention:
     scale = own.get("softmax_scale")
     score = ScaledDot(scale=None if scale is None else own.number("softmax_scale"))
     spec = AttentionSpec(score=score, position=Alibi(symmetric=False), masks=[Causal()])
-    return Attention(spec, entries.count("n_heads", "num_attention_heads", default=16))
+    return AttentionDescription(spec, entries.count("n_heads", "num_attention_heads", default=16))
 
 
-def _falcon(entries: Entries) -> Attention:
+def _falcon(entries: Entries) -> AttentionDescription:
     if entries.flag("alibi", default=False):
         raise entries.unsupported("alibi", "expected false: Falcon rounds its bias to bfloat16")
     heads = entries.count("num_attention_heads", "n_head", default=71)
@@ -41,7 +41,7 @@ def _falcon(entries: Entries) -> Attention:
         kv_heads = 1 if entries.flag("multi_query", default=True) else heads
     width = entries.count("hidden_size", default=4544) // heads
     spec = AttentionSpec(position=rope_of(entries, width), masks=[Causal()])
-    return Attention(spec, heads, kv_heads=kv_heads, head_dim=width)
+    return AttentionDescription(spec, heads, kv_heads=kv_heads, head_dim=width)
 
 
 _BLOCKS: Final = (BlockNames("h.{layer}.self_attention.", fused("query_key_value", "dense", by_group)),)

@@ -6,16 +6,16 @@ from typing import Any, Final
 from attention_contract.positions import QKNorm
 from attention_contract.spec import ScaledDot
 from attention_service.modules.checkpoints.families.llama import NAMES, NORMS, blocks, decoder, slides
-from attention_service.modules.checkpoints.family import Attention, Entries, Family
+from attention_service.modules.checkpoints.family import AttentionDescription, Entries, Family
 from attention_service.modules.checkpoints.rope_entries import with_rotation_of
 
 
-def _gemma(entries: Entries) -> Attention:
+def _gemma(entries: Entries) -> AttentionDescription:
     entries.must_be("use_bidirectional_attention", False)
     return decoder(entries, heads=16, hidden=3072, kv_heads=16, head_dim=256)
 
 
-def _gemma3(entries: Entries) -> Attention:
+def _gemma3(entries: Entries) -> AttentionDescription:
     period = entries.count("sliding_window_pattern", "_sliding_window_pattern", default=6)
     sliding = slides(entries, lambda layer: (layer + 1) % period != 0)
     local = entries.number("rope_local_base_freq", default=1e4)
@@ -24,7 +24,7 @@ def _gemma3(entries: Entries) -> Attention:
     return _alternating(own, period, softcap=None, qk_norm=norm)
 
 
-def _alternating(entries: Entries, period: int, softcap: float | None, **spec: Any) -> Attention:
+def _alternating(entries: Entries, period: int, softcap: float | None, **spec: Any) -> AttentionDescription:
     entries.must_be("use_bidirectional_attention", False)
     sliding = slides(entries, lambda layer: (layer + 1) % period != 0)
     scale = entries.number("query_pre_attn_scalar", default=256) ** -0.5

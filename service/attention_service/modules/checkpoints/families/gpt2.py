@@ -4,7 +4,15 @@ from typing import Final
 
 from attention_contract.spec import AttentionSpec, Causal, ScaledDot
 from attention_service.modules.checkpoints.cuts import by_group, row_part, transposed, transposed_thirds
-from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, Piece, Pieces, fused
+from attention_service.modules.checkpoints.family import (
+    AttentionDescription,
+    BlockNames,
+    Entries,
+    Family,
+    Piece,
+    Pieces,
+    fused,
+)
 
 _OUT: Final[Pieces] = {f"o_proj.{kind}": (Piece(f"c_proj.{kind}", transposed),) for kind in ("weight", "bias")}
 _SELF: Final[Pieces] = {**fused("c_attn", "c_proj", transposed_thirds), **_OUT}
@@ -19,7 +27,7 @@ _CROSS: Final[Pieces] = {
 }
 
 
-def _describe(entries: Entries) -> Attention:
+def _describe(entries: Entries) -> AttentionDescription:
     heads = entries.count("n_head", "num_attention_heads", default=12)
     scale = (entries.count("n_embd", "hidden_size", default=768) // heads) ** -0.5
     if not entries.flag("scale_attn_weights", default=True):
@@ -27,10 +35,10 @@ def _describe(entries: Entries) -> Attention:
     if entries.flag("scale_attn_by_inverse_layer_idx", default=False):
         scale /= entries.layer + 1
     masks = [Causal()] if entries.part == "self" else []
-    return Attention(AttentionSpec(score=ScaledDot(scale=scale), masks=masks), heads)
+    return AttentionDescription(AttentionSpec(score=ScaledDot(scale=scale), masks=masks), heads)
 
 
-def _bigcode(entries: Entries) -> Attention:
+def _bigcode(entries: Entries) -> AttentionDescription:
     """GPT-2 with plain weights, whose heads share one key and value, or lie one behind the other."""
     entries.must_be("add_cross_attention", False)
     heads = entries.count("n_head", "num_attention_heads", default=12)
@@ -38,7 +46,7 @@ def _bigcode(entries: Entries) -> Attention:
     width = entries.count("n_embd", "hidden_size", default=768) // heads
     scale = None if entries.flag("scale_attn_weights", default=True) else 1.0
     spec = AttentionSpec(score=ScaledDot(scale=scale), masks=[Causal()])
-    return Attention(spec, heads, kv_heads=1 if shared else heads, head_dim=width)
+    return AttentionDescription(spec, heads, kv_heads=1 if shared else heads, head_dim=width)
 
 
 FAMILIES: Final = (

@@ -8,7 +8,7 @@ from attention_contract.positions import NoPosition, QKNorm
 from attention_contract.spec import AttentionSpec, Causal, Mask, ScaledDot, SlidingWindow, Softmax
 from attention_service.modules.checkpoints.cuts import unequal
 from attention_service.modules.checkpoints.family import (
-    Attention,
+    AttentionDescription,
     BlockNames,
     Entries,
     Family,
@@ -39,7 +39,7 @@ def decoder(
     rotary: bool = True,
     rope: dict[str, Any] | None = None,
     **spec: Any,
-) -> Attention:
+) -> AttentionDescription:
     """A causal block with rotary positions, from the entries that these families share.
 
     ``heads``, ``hidden``, ``kv_heads`` and ``head_dim`` are the family's defaults, ``window`` the block's own;
@@ -47,7 +47,7 @@ def decoder(
     """
     heads = entries.count("num_attention_heads", default=heads)
     width = entries.optional_count("head_dim", head_dim) or entries.count("hidden_size", default=hidden) // heads
-    return Attention(
+    return AttentionDescription(
         AttentionSpec(
             position=rope_of(entries, width, **(rope or {})) if rotary else NoPosition(), masks=masks(window), **spec
         ),
@@ -75,22 +75,22 @@ def _every(period: int) -> Callable[[int], bool]:
     return lambda layer: (layer + 1) % period != 0
 
 
-def _windowed(entries: Entries, window: int | None = None, **defaults: Any) -> Attention:
+def _windowed(entries: Entries, window: int | None = None, **defaults: Any) -> AttentionDescription:
     """Every layer slides if the config has a window; ``window`` is the family's default."""
     return decoder(entries, window=entries.optional_count("sliding_window", window), **defaults)
 
 
-def _qwen(entries: Entries, **defaults: Any) -> Attention:
+def _qwen(entries: Entries, **defaults: Any) -> AttentionDescription:
     first = entries.number("max_window_layers", default=28)
     return _if_allowed(entries, lambda layer: layer >= first, **defaults)
 
 
-def _qwen2_moe(entries: Entries) -> Attention:
+def _qwen2_moe(entries: Entries) -> AttentionDescription:
     end = entries.number("max_window_layers", default=28)
     return _if_allowed(entries, lambda layer: layer < end and layer % 2 == 0, heads=16, hidden=2048, kv_heads=16)
 
 
-def _if_allowed(entries: Entries, pattern: Callable[[int], bool], **defaults: Any) -> Attention:
+def _if_allowed(entries: Entries, pattern: Callable[[int], bool], **defaults: Any) -> AttentionDescription:
     """Layers of a pattern slide if the config says so at all."""
     window = None
     if entries.flag("use_sliding_window", default=False) and slides(entries, pattern):
@@ -98,11 +98,11 @@ def _if_allowed(entries: Entries, pattern: Callable[[int], bool], **defaults: An
     return decoder(entries, window=window, **defaults)
 
 
-def _qwen3(entries: Entries) -> Attention:
+def _qwen3(entries: Entries) -> AttentionDescription:
     return _qwen(entries, head_dim=128, qk_norm=QKNorm(eps=entries.number("rms_norm_eps", default=1e-6)))
 
 
-def _gpt_oss(entries: Entries) -> Attention:
+def _gpt_oss(entries: Entries) -> AttentionDescription:
     if entries.get("rope_parameters", "rope_scaling") is None:
         raise entries.unsupported("rope_parameters", "expected the parameters of gpt-oss's rotation")
     window = entries.optional_count("sliding_window", 128) if slides(entries, _every(2)) else None
@@ -118,23 +118,23 @@ def _gpt_oss(entries: Entries) -> Attention:
     )
 
 
-def _phi(entries: Entries, **defaults: Any) -> Attention:
+def _phi(entries: Entries, **defaults: Any) -> AttentionDescription:
     entries.must_be("qk_layernorm", False)
     return decoder(entries, **defaults)
 
 
-def _unclipped(entries: Entries, **defaults: Any) -> Attention:
+def _unclipped(entries: Entries, **defaults: Any) -> AttentionDescription:
     if entries.get("clip_qkv") is not None:
         raise entries.unsupported("clip_qkv", "expected null: modules do not clip queries, keys and values")
     return decoder(entries, **defaults)
 
 
-def _olmo2(entries: Entries) -> Attention:
+def _olmo2(entries: Entries) -> AttentionDescription:
     norm = QKNorm(eps=entries.number("rms_norm_eps", default=1e-5), over="all_heads")
     return decoder(entries, qk_norm=norm)
 
 
-def _olmo3(entries: Entries) -> Attention:
+def _olmo3(entries: Entries) -> AttentionDescription:
     sliding = slides(entries, _every(4))
     own = with_rotation_of(entries, sliding=sliding, local=5e5, full=entries.number("rope_theta", default=5e5))
     window = entries.optional_count("sliding_window", 4096) if sliding else None
@@ -142,40 +142,40 @@ def _olmo3(entries: Entries) -> Attention:
     return decoder(own, window=window, qk_norm=norm)
 
 
-def _olmoe(entries: Entries) -> Attention:
+def _olmoe(entries: Entries) -> AttentionDescription:
     norm = QKNorm(eps=entries.number("rms_norm_eps", default=1e-5), over="all_heads")
     return _unclipped(entries, heads=16, hidden=2048, qk_norm=norm)
 
 
-def _ministral(entries: Entries) -> Attention:
+def _ministral(entries: Entries) -> AttentionDescription:
     window = entries.optional_count("sliding_window", 4096)
     return decoder(entries, kv_heads=8, window=window if slides(entries, lambda _: window is not None) else None)
 
 
-def _qwen3_moe(entries: Entries) -> Attention:
+def _qwen3_moe(entries: Entries) -> AttentionDescription:
     sliding = entries.flag("use_sliding_window", default=False)
     window = entries.optional_count("sliding_window", 4096) if sliding else None
     norm = QKNorm(eps=entries.number("rms_norm_eps", default=1e-6))
     return decoder(entries, hidden=2048, kv_heads=4, window=window, qk_norm=norm)
 
 
-def _cohere(entries: Entries) -> Attention:
+def _cohere(entries: Entries) -> AttentionDescription:
     entries.must_be("use_qk_norm", False)
     return decoder(entries, heads=64, hidden=8192, rope={"theta": 500_000.0, "interleaved": True})
 
 
-def _cohere2(entries: Entries) -> Attention:
+def _cohere2(entries: Entries) -> AttentionDescription:
     sliding = slides(entries, _every(entries.count("sliding_window_pattern", default=4)))
     window = entries.optional_count("sliding_window", 4096) if sliding else None
     return decoder(entries, heads=64, hidden=8192, window=window, rotary=window is not None, rope={"interleaved": True})
 
 
-def _granite(entries: Entries) -> Attention:
+def _granite(entries: Entries) -> AttentionDescription:
     entries.must_be("position_embedding_type", "rope")
     return decoder(entries, score=ScaledDot(scale=entries.number("attention_multiplier", default=1.0)))
 
 
-def _smollm3(entries: Entries) -> Attention:
+def _smollm3(entries: Entries) -> AttentionDescription:
     rotary = entries.of_layer("no_rope_layers")  # 1 for layers with rotary positions
     if rotary is None:
         rotary = (entries.layer + 1) % entries.count("no_rope_layer_interval", default=4) != 0

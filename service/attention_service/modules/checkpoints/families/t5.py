@@ -9,7 +9,15 @@ from typing import Final
 from attention_contract.positions import NoPosition, RelativeBias
 from attention_contract.schemas.modules import Stack
 from attention_contract.spec import AttentionSpec, Causal, Dot
-from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, Piece, Pieces, linear
+from attention_service.modules.checkpoints.family import (
+    AttentionDescription,
+    BlockNames,
+    Entries,
+    Family,
+    Piece,
+    Pieces,
+    linear,
+)
 
 _NAMES: Final = linear(q_proj="q", k_proj="k", v_proj="v", o_proj="o")
 _BIAS: Final = "relative_attention_bias.weight"
@@ -30,13 +38,13 @@ def _blocks(shared: bool) -> tuple[BlockNames, ...]:
     )
 
 
-def _describe(entries: Entries, heads: int = 8) -> Attention:
+def _describe(entries: Entries, heads: int = 8) -> AttentionDescription:
     heads, width = (
         entries.count("num_heads", "num_attention_heads", default=heads),
         entries.count("d_kv", "head_dim", default=64),
     )
     if entries.part == "cross":
-        return Attention(AttentionSpec(score=Dot(), position=NoPosition()), heads, head_dim=width)
+        return AttentionDescription(AttentionSpec(score=Dot(), position=NoPosition()), heads, head_dim=width)
     decoder = entries.stack == "decoder"
     position = RelativeBias(
         num_buckets=entries.count("relative_attention_num_buckets", default=32),
@@ -44,7 +52,7 @@ def _describe(entries: Entries, heads: int = 8) -> Attention:
         bidirectional=not decoder,
     )
     spec = AttentionSpec(score=Dot(), position=position, masks=[Causal()] if decoder else [])
-    return Attention(spec, heads, head_dim=width)
+    return AttentionDescription(spec, heads, head_dim=width)
 
 
 FAMILIES: Final = (

@@ -10,7 +10,15 @@ from typing import Final
 
 from attention_contract.spec import AttentionSpec
 from attention_service.modules.checkpoints.cuts import flat, thirds
-from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, Piece, Pieces, linear
+from attention_service.modules.checkpoints.family import (
+    AttentionDescription,
+    BlockNames,
+    Entries,
+    Family,
+    Piece,
+    Pieces,
+    linear,
+)
 
 _NAMES: Final[Pieces] = {
     **{f"{role}_proj.weight": (Piece("in_proj_weight", thirds(role)), Piece(f"{role}_proj_weight")) for role in "qkv"},
@@ -21,9 +29,9 @@ _NAMES: Final[Pieces] = {
 }
 
 
-def _attention(entries: Entries, *, alone: bool) -> Attention:
+def _attention(entries: Entries, *, alone: bool) -> AttentionDescription:
     unknown = ("masks", "add_zero_attn") if alone else ("masks",) if entries.part == "self" else ()
-    return Attention(
+    return AttentionDescription(
         AttentionSpec(add_bias_kv="bias_k" in entries.parameters),
         heads=entries.known_count("num_attention_heads", "num_heads", "nhead"),
         unknown=unknown,

@@ -11,7 +11,7 @@ from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import DeviceOperation, Results, Uploaded
 
 
 class Analyzed(Protocol):
@@ -22,7 +22,7 @@ class Analyzed(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Analysis(Operation):
+class Analysis(DeviceOperation):
     """The operation of one request: each part is read when it is needed."""
 
     bound: Analyzed

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
-from attention_contract.recording_tensors import Place
+from attention_contract.recording_tensors import TensorPlace
 from attention_contract.tensors import Array
 from attention_service.core.inspection.head_reader import HeadReader, UnfitNumbers
 from attention_service.core.tensors import to_torch
 from attention_service.modules.recording_store import RecordingStore
 
-Recorded = tuple[Place, tuple[int, ...]]
+Recorded = tuple[TensorPlace, tuple[int, ...]]
 """The place and the shape of a recorded tensor."""
 
 
@@ -85,11 +85,11 @@ class RecordedHeads:
             parts = [(tensor, head) for tensor, heads in slices for head in heads]
 
             def read(which: range, rows: range) -> Tensor:
-                found = []
+                heads_read = []
                 for tensor, head in parts[_slice(which)]:
                     at = tensor[_slice(rows)] if head is None else tensor[head : head + 1, _slice(rows)][0]
-                    found.append(at.to(device).double())
-                return torch.stack(found)
+                    heads_read.append(at.to(device).double())
+                return torch.stack(heads_read)
 
             try:
                 yield HeadReader(read, self.widths, self.rows)
@@ -100,9 +100,9 @@ class RecordedHeads:
 Heads = SentHeads | RecordedHeads
 
 
-def check_recorded(layers: Sequence[str] | None, found: Container[str], names: Sequence[str], kind: str) -> None:
+def check_recorded(layers: Sequence[str] | None, recorded: Container[str], names: Sequence[str], kind: str) -> None:
     """Raise InvalidRequest for a layer that is not found, or if there is none at all."""
-    if missing := [name for name in layers or () if name not in found]:
+    if missing := [name for name in layers or () if name not in recorded]:
         raise InvalidRequest.at(
             "layers", f"no {kind} of {missing[0]!r} are recorded; there are {', '.join(names) or 'none'}"
         )

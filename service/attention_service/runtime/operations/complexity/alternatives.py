@@ -73,15 +73,15 @@ def labels(alternatives: Sequence[Alternative]) -> list[str]:
             param = f"compare.{index}.label"
             raise InvalidRequest.at(param, f"{other.label!r} is used twice; give each alternative its own label")
         taken += [] if other.label is None else [other.label]
-    found = []
+    names = []
     for index, other in enumerate(alternatives):
         label = stem = other.label or _clipped(words(other)) or f"alternative {index + 1}"
         number = index + 1
         while other.label is None and label in taken:
             label, number = f"{stem} ({number})", number + 1
         taken.append(label)
-        found.append(label)
-    return found
+        names.append(label)
+    return names
 
 
 def words(other: Alternative) -> str:

@@ -86,12 +86,12 @@ def largest_within(needs: Callable[[int], float], limit: float, start: int, most
             seen.append((guess, needed))
         idle = 0 if 2 * (high - low) <= before or (high > most and low >= doubled) else idle + 1
         ends = ends if needed <= limit else needed == inf
-        found = likely(seen[-3:], limit) if idle < 2 else None
-        if ends and found is not None and found >= high:  # beyond what can be
-            found = None
-        if found is None:
-            found, idle = (low + high) // 2 if high <= most else 2 * low, 0
-        guess = min(max(int(min(found, most)), low + 1), high - 1)
+        size = likely(seen[-3:], limit) if idle < 2 else None
+        if ends and size is not None and size >= high:  # beyond what can be
+            size = None
+        if size is None:
+            size, idle = (low + high) // 2 if high <= most else 2 * low, 0
+        guess = min(max(int(min(size, most)), low + 1), high - 1)
     return low
 
 

@@ -62,14 +62,14 @@ def crossovers(
     alone, since most others are impossible.
     """
     places = lattice(dimension, values)
-    found: list[Crossover] = []
+    reported: list[Crossover] = []
     for one, other in combinations([_Curve(subject, dimension) for subject in subjects], 2):
         if time.monotonic() > until:
-            return found, False
+            return reported, False
         if possible := _possible(one, other, places):
             pair = _Pair(one, other, dimension, possible)
-            found += [pair.of_time(), pair.of_peak_bytes(), pair.of_flops()]
-    return found, True
+            reported += [pair.of_time(), pair.of_peak_bytes(), pair.of_flops()]
+    return reported, True
 
 
 def lattice(dimension: str, values: Sequence[int]) -> list[int]:
@@ -109,25 +109,25 @@ class _Pair:
     def of_time(self) -> Crossover:
         """Return the size from which one is faster, and the sizes from which it may and must be by the bounds."""
         medians = [lambda size, curve=curve: curve.time(size).median for curve in self._both]
-        found = self._crossover("time", medians)
-        if found.cheaper is None:
-            return found
-        winner, loser = self._both if found.cheaper == self._both[0].label else self._both[::-1]
+        crossover = self._crossover("time", medians)
+        if crossover.cheaper is None:
+            return crossover
+        winner, loser = self._both if crossover.cheaper == self._both[0].label else self._both[::-1]
         may = self._onset(lambda size: winner.time(size).low < loser.time(size).high)
         must = self._onset(lambda size: winner.time(size).high < loser.time(size).low)
-        return found.model_copy(update={"low": self._place(may), "high": self._place(must, everywhere=True)})
+        return crossover.model_copy(update={"low": self._place(may), "high": self._place(must, everywhere=True)})
 
     def _crossover(self, what: Literal["time", "peak_bytes", "flops"], numbers: Sequence[Number]) -> Crossover:
         first, end = self._places[0], self._places[-1]
         labels = self._both[0].label, self._both[1].label
-        found = Crossover(of=what, between=labels, dimension=self._dimension, searched=(first, end))
+        crossover = Crossover(of=what, between=labels, dimension=self._dimension, searched=(first, end))
         one, other = (number(end) for number in numbers)
         if one == other:
-            return found
+            return crossover
         index = 0 if one < other else 1
         winner, loser = numbers[index], numbers[1 - index]
         onset = self._onset(lambda size: winner(size) < loser(size))
-        return found.model_copy(update={"cheaper": labels[index], "at": self._place(onset)})
+        return crossover.model_copy(update={"cheaper": labels[index], "at": self._place(onset)})
 
     def _onset(self, less: Less) -> int:
         """Return the index from which it holds at every place searched; the number of places if not at the last."""

@@ -19,7 +19,7 @@ from attention_service.runtime.operations.complexity.valid_sizes import at, valu
 
 # The letters are those of ``letters``.
 _PAIRS = {"length": "n²", "batch": "b·m·n", "past": "m·p"}
-_TOKENS = {"length": "n", "batch": "b·(m + n)", "queries": "m", "keys": "n", "past": "p"}
+_TOKEN_COUNTS = {"length": "n", "batch": "b·(m + n)", "queries": "m", "keys": "n", "past": "p"}
 
 
 def _pairs(dimension: str) -> str:
@@ -27,7 +27,7 @@ def _pairs(dimension: str) -> str:
 
 
 def _tokens(dimension: str) -> str:
-    return _TOKENS.get(dimension, "(m + n)")
+    return _TOKEN_COUNTS.get(dimension, "(m + n)")
 
 
 _SKIPPED = frozenset({"g", "r"})
@@ -62,8 +62,8 @@ def growth(subject: Subject, dimension: str, values: Sequence[int], kernel: str)
         dimension=dimension,
         between=(small, large),
         flops_exponent=exponent(lambda bound, _: executed_flops(bound, kernel)),
-        time_exponent=exponent(lambda bound, found: subject.time(found, bound, kernel).median),
-        peak_bytes_exponent=exponent(lambda _, found: found.peak_bytes),
+        time_exponent=exponent(lambda bound, rehearsal: subject.time(rehearsal, bound, kernel).median),
+        peak_bytes_exponent=exponent(lambda _, rehearsal: rehearsal.peak_bytes),
         time_order=time,
         memory_order=memory,
         letters=explained(f"{time} {memory}", {} if method is None else method.letters()),

@@ -24,13 +24,13 @@ from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.complexity.crossovers import TOKENS
-from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects, Subject
+from attention_service.runtime.operations.complexity.subjects import DeviceMemory, RequestedSubjects, Subject
 from attention_service.runtime.scheduling.budget import Budget
-from attention_service.runtime.scheduling.executor import Run
+from attention_service.runtime.scheduling.executor import DeviceCall
 from attention_service.runtime.scheduling.jobs import Job
 
 Numbers = NDArray[np.float64]
-_TOKENS = frozenset({"query", "key", "value", "past_key", "past_value"})
+_DRAWN_TENSORS = frozenset({"query", "key", "value", "past_key", "past_value"})
 _POOL = 2**16
 """Numbers that are drawn; they repeat in larger tensors."""
 
@@ -43,14 +43,19 @@ _UNSURE = 0.05
 """Maximum standard error of the logarithm of the reported size."""
 _LEVEL = 1e-6
 _SIZES = 7
-_LEAST, _MOST, _ENOUGH_S = 5, 25, 0.03
+_MIN_ROUNDS, _MAX_ROUNDS, _ENOUGH_S = 5, 25, 0.03
 """Minimum and maximum rounds per size, and the seconds after which fewer suffice."""
 _LONGEST_S = 30.0
 """Time limit of one request: pairs whose predicted time exceeds the rest of it are not measured."""
 
 
 async def tried(
-    reply: ComplexityReply, module: Module | None, request: ComplexityRequest, place: Place, run: Run, budget: Budget
+    reply: ComplexityReply,
+    module: Module | None,
+    request: ComplexityRequest,
+    place: DeviceMemory,
+    run: DeviceCall,
+    budget: Budget,
 ) -> ComplexityReply:
     """Return the reply with ``measured`` in its crossovers, if both can run on the server's own device.
 
@@ -61,17 +66,22 @@ async def tried(
         each.label: each for each in (requested.subject, *requested.alternatives()) if each.place.device is place.device
     }
     filler, left, reported = await run(partial(CacheFiller, place.device)), _LONGEST_S, []
-    for found in reply.crossovers:
+    for crossover in reply.crossovers:
         where = None
-        if found.of == "time" and found.at and found.dimension in TOKENS and here.keys() >= set(found.between):
-            trial = _Trial(here[found.between[0]], here[found.between[1]], found.dimension)
-            largest = min(found.searched[1], round(found.at * _FARTHEST))
-            seconds = await run(partial(trial.predicted_s, found.at))
+        if (
+            crossover.of == "time"
+            and crossover.at
+            and crossover.dimension in TOKENS
+            and here.keys() >= set(crossover.between)
+        ):
+            trial = _Trial(here[crossover.between[0]], here[crossover.between[1]], crossover.dimension)
+            largest = min(crossover.searched[1], round(crossover.at * _FARTHEST))
+            seconds = await run(partial(trial.predicted_s, crossover.at))
             if seconds <= left and await run(partial(trial.need, largest)) <= budget.capacity:
                 left -= seconds
                 ratio = partial(trial.ratio, filler=filler, run=run, budget=budget)
-                where = await crossing(ratio, found.at, found.searched)
-        reported.append(found if where is None else found.model_copy(update={"measured": where}))
+                where = await crossing(ratio, crossover.at, crossover.searched)
+        reported.append(crossover if where is None else crossover.model_copy(update={"measured": where}))
     return reply.model_copy(update={"crossovers": reported})
 
 
@@ -143,7 +153,7 @@ class _Trial:
             bound = subject.at(self.dimension, size)
             kernel = subject.kernel_of(bound)
             once += subject.time(subject.forward(bound, kernel), bound, kernel).median
-        return len(WITHIN) * _SIZES * max(once * _LEAST, min(once * _MOST, _ENOUGH_S))
+        return len(WITHIN) * _SIZES * max(once * _MIN_ROUNDS, min(once * _MAX_ROUNDS, _ENOUGH_S))
 
     def need(self, size: int) -> int:
         """Bytes of both: their tensors and their peaks."""
@@ -155,7 +165,7 @@ class _Trial:
             bytes_of_both += held + input_bytes(bound) + peak
         return bytes_of_both
 
-    async def ratio(self, size: int, *, filler: CacheFiller, run: Run, budget: Budget) -> float:
+    async def ratio(self, size: int, *, filler: CacheFiller, run: DeviceCall, budget: Budget) -> float:
         """Return the median ratio of their times."""
         need = await run(partial(self.need, size))
         await budget.acquire(need)
@@ -163,7 +173,7 @@ class _Trial:
             jobs = await run(partial(self._prepared, size))
             ratios: list[float] = []
             taken = 0.0
-            while len(ratios) < _LEAST or (len(ratios) < _MOST and taken < _ENOUGH_S):
+            while len(ratios) < _MIN_ROUNDS or (len(ratios) < _MAX_ROUNDS and taken < _ENOUGH_S):
                 seconds = await run(partial(rounds, jobs, filler))
                 ratios.append(seconds[0] / seconds[1])
                 taken += sum(seconds)
@@ -191,7 +201,7 @@ def plainest(kernel: str, blank: BoundRequest, taps: Collection[str]) -> tuple[M
         pool = rng.standard_normal(_POOL, np.float32) * np.float32(scale) + np.float32(shift)
         return np.resize(pool, shape).astype(dtype)
 
-    rest: dict[str, Any] = {name: drawn(array.shape) for name, array in blank.arrays.items() if name in _TOKENS}
+    rest: dict[str, Any] = {name: drawn(array.shape) for name, array in blank.arrays.items() if name in _DRAWN_TENSORS}
     rest["return"] = sorted(taps)
     if approximation_of(blank.spec) is None:
         rest["kernel"] = kernel

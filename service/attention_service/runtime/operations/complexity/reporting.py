@@ -26,7 +26,12 @@ from attention_service.runtime.operations.complexity.crossovers import crossover
 from attention_service.runtime.operations.complexity.growth import growth
 from attention_service.runtime.operations.complexity.session_price import price
 from attention_service.runtime.operations.complexity.shape_cost import cost_of
-from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Place, RequestedSubjects, Subject
+from attention_service.runtime.operations.complexity.subjects import (
+    LARGEST_SIZE,
+    DeviceMemory,
+    RequestedSubjects,
+    Subject,
+)
 from attention_service.runtime.operations.complexity.valid_sizes import at
 
 MOST_COSTS = 512
@@ -35,7 +40,9 @@ LARGEST_COUNT = 2**63 - 1
 """The largest 64-bit integer, which every reader of the reply can hold."""
 
 
-def report(module: Module | None, request: ComplexityRequest, place: Place, until: float = math.inf) -> ComplexityReply:
+def report(
+    module: Module | None, request: ComplexityRequest, place: DeviceMemory, until: float = math.inf
+) -> ComplexityReply:
     """Return the costs of every requested shape, the limits, and the same for every alternative.
 
     Parts that are not known ``until`` a time of ``time.monotonic`` are left out: values of the sweep beyond the first,

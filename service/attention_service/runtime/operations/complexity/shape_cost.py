@@ -104,20 +104,20 @@ def cost_of(subject: Subject, bound: BoundRequest) -> Cost:
     )
 
 
-def _counts(flops: int, found: Traffic) -> PassCounts:
+def _counts(flops: int, traffic: Traffic) -> PassCounts:
     return PassCounts(
         flops=flops,
-        transcendentals=found.transcendentals,
-        bytes_read=found.read,
-        bytes_written=found.written,
-        operations=found.operations,
+        transcendentals=traffic.transcendentals,
+        bytes_read=traffic.read,
+        bytes_written=traffic.written,
+        operations=traffic.operations,
     )
 
 
-def _phases(direction: Literal["forward", "backward"], found: Seen) -> list[MemoryPhase]:
+def _phases(direction: Literal["forward", "backward"], rehearsal: Seen) -> list[MemoryPhase]:
     return [
         MemoryPhase(direction=direction, name=name, tensors=named_tensors(held), bytes=sum(held.values()))
-        for name, held in found.phases.items()
+        for name, held in rehearsal.phases.items()
     ]
 
 
@@ -150,12 +150,12 @@ def taps_cost(subject: Subject, bound: BoundRequest, kernel: str) -> TapCost | N
 def _added(subject: Subject, bound: BoundRequest, taps: frozenset[str], kernel: str) -> TapCost:
     """Return the cost that these taps add to the same request without them."""
     all_taps, others = subject.taps, subject.taps - taps
-    found, without = (subject.forward(bound, kernel, each) for each in (all_taps, others))
-    times = [subject.time(each, bound, kernel).median for each in (found, without)]
+    with_taps, without = (subject.forward(bound, kernel, each) for each in (all_taps, others))
+    times = [subject.time(each, bound, kernel).median for each in (with_taps, without)]
     return TapCost(
         flops=tap_flops(bound, all_taps, kernel) - tap_flops(bound, others, kernel),
-        bytes_moved=found.total().moved - without.total().moved,
-        peak_bytes=found.peak_bytes - without.peak_bytes,
+        bytes_moved=with_taps.total().moved - without.total().moved,
+        peak_bytes=with_taps.peak_bytes - without.peak_bytes,
         output_bytes=sum(tap_elements(bound, tap) for tap in taps) * bound.itemsize,
         predicted_ms=(times[0] - times[1]) * 1e3,
     )
@@ -205,8 +205,8 @@ TENSORS: Final[Mapping[str, TensorGroup]] = {
 
 def named_tensors(held: Mapping[str, int]) -> dict[str, int]:
     """Sum the bytes of a phase by the reply's tensor names."""
-    found: dict[str, int] = {}
+    bytes_by_name: dict[str, int] = {}
     for name, size in held.items():
         called = TENSORS[name].name if name in TENSORS else name
-        found[called] = found.get(called, 0) + size
-    return found
+        bytes_by_name[called] = bytes_by_name.get(called, 0) + size
+    return bytes_by_name

@@ -46,7 +46,7 @@ LARGEST_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceMemory:
     """A device and its available memory."""
 
     device: Device
@@ -69,7 +69,7 @@ class Subject:
     """Returned taps."""
     kernel: str | None
     """The requested kernel."""
-    place: Place
+    place: DeviceMemory
     given: Given | None = None
     """The alternative; None for the request itself."""
 
@@ -130,9 +130,9 @@ class Subject:
         make = partial(seen, bound, kernel, plain_gradients, first="attention", smaller=smaller)
         return self._once(("gradients", kernel), bound, make)
 
-    def time(self, found: Seen, bound: BoundRequest, kernel: str, computation: str = "forward") -> Estimate:
+    def time(self, rehearsal: Seen, bound: BoundRequest, kernel: str, computation: str = "forward") -> Estimate:
         """The predicted time of a pass that was rehearsed."""
-        return self.clock.predict(found.total(), bound.itemsize, kind_of(computation, kernel, bound.dtype))
+        return self.clock.predict(rehearsal.total(), bound.itemsize, kind_of(computation, kernel, bound.dtype))
 
     def _once(self, question: Hashable, bound: BoundRequest, make: Callable[[], Seen]) -> Seen:
         """Rehearse once for all reports of one device."""
@@ -157,16 +157,16 @@ class StagesAsPhases(Materialized):
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute every stage, and keep those that are asked for."""
-        wanted, found = {*taps, "context"} & {*TAPS}, {}
+        wanted, tapped = {*taps, "context"} & {*TAPS}, {}
         known = [tap for tap in TAPS if tap != "lse" or tap in wanted]
         for tap, x in stages(problem, known, edits):
             if tap in wanted:
-                found[tap] = x
+                tapped[tap] = x
             del x
             following = known[known.index(tap) + 1] if tap != "context" else "select"
             if following not in {"k", "v"}:
                 phase(following, "taps" if following == "select" else following)
-        return found
+        return tapped
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class RequestedSubjects:
 
     module: Module | None
     request: ComplexityRequest
-    place: Place
+    place: DeviceMemory
     """The server's own place."""
 
     @cached_property
@@ -185,14 +185,14 @@ class RequestedSubjects:
 
     def alternatives(self) -> list[Subject]:
         """Return the alternatives. Raises InvalidRequest, naming the field, for an impossible one."""
-        found = []
+        subjects = []
         for index, (other, label) in enumerate(zip(self.request.compare, labels(self.request.compare), strict=True)):
             given = Given(index, other)
             try:
-                found.append(replace(self._subject(other, label), given=given))
+                subjects.append(replace(self._subject(other, label), given=given))
             except InvalidRequest as fault:
                 raise given.blamed(fault) from None
-        return found
+        return subjects
 
     def _subject(self, other: Alternative, label: str) -> Subject:
         """Return the request with the alternative's changes."""
@@ -206,7 +206,7 @@ class RequestedSubjects:
         check(base)
         place = self._place(other.hardware or request.hardware, dtype, base)
         if request.memory_bytes is not None:
-            place = Place(place.device, request.memory_bytes, request.memory_bytes)
+            place = DeviceMemory(place.device, request.memory_bytes, request.memory_bytes)
         base = base.replaced(threads=place.device.threads)
         return Subject(label, base, frozenset(taps), other.kernel or request.kernel, place)
 
@@ -241,7 +241,7 @@ class RequestedSubjects:
         query, key, value = sizes.inputs
         return {"query"} | ({"key"} if key != query else set()) | ({"value"} if value != key else set())
 
-    def _place(self, name: str | None, dtype: str, base: BoundRequest) -> Place:
+    def _place(self, name: str | None, dtype: str, base: BoundRequest) -> DeviceMemory:
         """Return the place of this name, with all memory except a module's parameters; default: the server's own."""
         if name is None:
             return self.place
@@ -258,7 +258,7 @@ class RequestedSubjects:
         device = Device(torch.device("cuda"), hardware.name, hardware.memory_bytes, clock)
         resident = 0 if base.sizes is None else parameter_count(base) * base.itemsize
         free = max(hardware.memory_bytes - resident, 0)
-        return Place(device, free, free)
+        return DeviceMemory(device, free, free)
 
 
 def _raw(request: ComplexityRequest) -> RawComplexityRequest:

@@ -16,7 +16,7 @@ from attention_service.api.doors.agents.agent_tool import (
     HeadPlace,
     InputArguments,
     ToolAnswer,
-    ToolCall,
+    ToolContext,
     ToolResult,
     log_probabilities,
     number,
@@ -73,7 +73,7 @@ class CompareAnswer(ToolAnswer):
     """The heads whose statistic differs most."""
 
 
-async def compare_inputs(call: ToolCall, arguments: CompareArguments) -> ToolResult:
+async def compare_inputs(call: ToolContext, arguments: CompareArguments) -> ToolResult:
     """Compare two open inputs of one model, such as a text and the same with one name changed.
 
     Where their tokens differ, what the model predicts after each, and which heads look differently by a statistic.
@@ -110,13 +110,13 @@ def _heads(
     statistic: str,
 ) -> list[ComparedHead]:
     """Return the heads that both have, the largest difference first."""
-    found = []
+    compared = []
     for (layer, head), values in first.items():
         value, other = values[statistic], second.get((layer, head), {}).get(statistic)
         if value is not None and other is not None:
             known = {"value": number(value), "other": number(other), "difference": number(other - value)}
-            found.append(ComparedHead(layer=layer, head=head, **known))
-    return sorted(found, key=lambda each: -abs(each.difference))
+            compared.append(ComparedHead(layer=layer, head=head, **known))
+    return sorted(compared, key=lambda each: -abs(each.difference))
 
 
 def _differing(first: OpenedInput, second: OpenedInput) -> list[DifferingToken]:

@@ -17,7 +17,7 @@ from attention_service.api.doors.agents.agent_tool import (
     HeadPlace,
     InputArguments,
     ToolAnswer,
-    ToolCall,
+    ToolContext,
     ToolResult,
     has_own_tokens,
     log_probabilities,
@@ -100,7 +100,7 @@ class EffectAnswer(ToolAnswer):
     """In a detailed answer, the tokens whose loss changes most."""
 
 
-async def effect_of_edit(call: ToolCall, arguments: EffectArguments) -> ToolResult:
+async def effect_of_edit(call: ToolContext, arguments: EffectArguments) -> ToolResult:
     """Knock heads out, or patch them with what they compute in another input, and see what changes.
 
     The answer has the change of the prediction after the last token and of the loss over the text. A loss that rises
@@ -124,7 +124,7 @@ async def effect_of_edit(call: ToolCall, arguments: EffectArguments) -> ToolResu
     return ToolResult(answer)
 
 
-async def _edits(call: ToolCall, arguments: EffectArguments, opened: OpenedInput) -> dict[str, list[dict[str, Any]]]:
+async def _edits(call: ToolContext, arguments: EffectArguments, opened: OpenedInput) -> dict[str, list[dict[str, Any]]]:
     """Return the edits by layer."""
     heads: dict[str, list[int]] = defaultdict(list)
     for place in arguments.heads:
@@ -163,7 +163,7 @@ def _check_index(name: str, indices: list[int], size: int) -> None:
         raise InvalidRequest.at(name, f"{max(indices)} is out of range; there are {size}, numbered from 0")
 
 
-async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, detailed: bool) -> dict[str, Any]:
+async def _loss(call: ToolContext, opened: OpenedInput, edits: dict[str, Any], *, detailed: bool) -> dict[str, Any]:
     """Return the fields of the loss without the edits and with them."""
     last = len(opened.tokens) - 1
     positions = list(range(max(0, last - _TOKENS_OF_LOSS), last))
@@ -174,7 +174,7 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
         reply = await call.requests.ask(model_forward, question, model=opened.model)
         losses.append(np.array([-log_probabilities(row)[at] for row, at in zip(reply.logits, next_ids, strict=True)]))
     before, after = losses
-    found: dict[str, Any] = {
+    loss: dict[str, Any] = {
         "loss_before": number(before.mean(), 6),
         "loss_after": number(after.mean(), 6),
         "loss_change": number((after - before).mean()),
@@ -182,7 +182,7 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
     }
     if detailed:
         order = np.argsort(-np.abs(after - before))[: _LISTED["detailed"]].tolist()
-        found["tokens"] = [
+        loss["tokens"] = [
             ChangedLoss(
                 position=positions[at] + 1,
                 token=opened.tokens[positions[at] + 1],
@@ -191,7 +191,7 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
             )
             for at in order
         ]
-    return found
+    return loss
 
 
 def _changed(prediction: Prediction) -> list[ChangedToken]:

@@ -17,7 +17,7 @@ from attention_service.api.doors.agents.agent_tool import (
     AgentTool,
     ToolAnswer,
     ToolArguments,
-    ToolCall,
+    ToolContext,
     ToolResult,
     number,
 )
@@ -88,7 +88,7 @@ class CostAnswer(ToolAnswer):
     """More numbers by name, in a detailed answer."""
 
 
-async def estimate_cost(call: ToolCall, arguments: CostArguments) -> ToolResult:
+async def estimate_cost(call: ToolContext, arguments: CostArguments) -> ToolResult:
     """Estimate the time and the memory of a pass before it is sent, and the sizes that fit.
 
     Milliseconds with the interval in which nine of ten runs lie, FLOPs, memory, and the longest text and the largest
@@ -140,7 +140,7 @@ def _of_model(reply: ModelComplexityReply, arguments: CostArguments, length: int
     )
 
 
-async def _of_attention(call: ToolCall, arguments: CostArguments) -> CostAnswer:
+async def _of_attention(call: ToolContext, arguments: CostArguments) -> CostAnswer:
     length = arguments.length or 1024
     question: dict[str, Any] = {"shape": {"batch": arguments.batch, "queries": length}}
     if arguments.module is not None:
@@ -174,7 +174,7 @@ async def _of_attention(call: ToolCall, arguments: CostArguments) -> CostAnswer:
 
 def _further(reply: ComplexityReply, limits: CostLimits) -> dict[str, float | int | str]:
     cost, growth = reply.costs[0], reply.growth
-    found: dict[str, float | int | str | None] = {
+    numbers: dict[str, float | int | str | None] = {
         "device": reply.device_name,
         "kernel": cost.kernel,
         "time_order": growth.time_order,
@@ -188,7 +188,7 @@ def _further(reply: ComplexityReply, limits: CostLimits) -> dict[str, float | in
         "free_bytes": limits.free_bytes,
         "letters": "; ".join(f"{letter}: {meaning}" for letter, meaning in growth.letters.items()),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 TOOL: Final = AgentTool("Estimate a cost", CostArguments, CostAnswer, estimate_cost)

@@ -14,7 +14,7 @@ from attention_service.api.doors.agents.agent_tool import (
     HeadArguments,
     HeadPlace,
     ToolAnswer,
-    ToolCall,
+    ToolContext,
     ToolResult,
     has_own_tokens,
     number,
@@ -74,7 +74,7 @@ class ExplainAnswer(ToolAnswer):
     """‖context − Σ weight · v‖ / ‖context‖ of the numbers as they were answered: rounding alone, if all is well."""
 
 
-async def explain_weight(call: ToolCall, arguments: ExplainArguments) -> ToolResult:
+async def explain_weight(call: ToolContext, arguments: ExplainArguments) -> ToolResult:
     """Explain one token's attention in one head step by step, in numbers.
 
     For the keys with the largest weights: the dot product of query and key, the score, the weight, and the share of the
@@ -130,8 +130,8 @@ def _arrays(taps: LayerTaps) -> tuple[Array, Array, Array, Array, Array, Array]:
 
     Layers that see images beside a text have a batch dimension, of which the first entry counts.
     """
-    found = [np.asarray(getattr(taps, name), np.float64) for name in _TAPS]
-    q, k, v, scores, weights, context = (x.reshape(-1, *x.shape[-2:])[0] for x in found)
+    arrays = [np.asarray(getattr(taps, name), np.float64) for name in _TAPS]
+    q, k, v, scores, weights, context = (x.reshape(-1, *x.shape[-2:])[0] for x in arrays)
     return q[0], k, v, scores[0], weights[0], context[0]
 
 

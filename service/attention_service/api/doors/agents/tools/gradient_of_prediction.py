@@ -14,13 +14,13 @@ from attention_service.api.doors.agents.agent_tool import (
     HeadPlace,
     InputArguments,
     ToolAnswer,
-    ToolCall,
+    ToolContext,
     ToolResult,
     number,
     token_at,
 )
 
-_TOKENS: Final = {"concise": 5, "detailed": 256}
+_LISTED_TOKENS: Final = {"concise": 5, "detailed": 256}
 
 
 class GradientArguments(InputArguments):
@@ -62,7 +62,7 @@ class GradientAnswer(ToolAnswer):
     """The heads with the largest shares, either sign."""
 
 
-async def gradient_of_prediction(call: ToolCall, arguments: GradientArguments) -> ToolResult:
+async def gradient_of_prediction(call: ToolContext, arguments: GradientArguments) -> ToolResult:
     """Differentiate one prediction exactly: the tokens and the heads that speak for it or against it.
 
     The shares of heads are first-order estimates; confirm the largest with effect_of_edit. Detailed: every token.
@@ -73,7 +73,7 @@ async def gradient_of_prediction(call: ToolCall, arguments: GradientArguments) -
     reply = await call.requests.ask(model_gradients, question, model=opened.model)
     names = reply.labels_of().tokens
     shares = np.asarray(reply.tokens, np.float64).reshape(-1)
-    order = np.argsort(-np.abs(shares))[: _TOKENS[arguments.detail]]
+    order = np.argsort(-np.abs(shares))[: _LISTED_TOKENS[arguments.detail]]
     if arguments.detail == "detailed":
         order = np.sort(order)
     tokens = [TokenShare(position=at, token=token_at(names, at), value=number(shares[at])) for at in order.tolist()]

@@ -16,7 +16,7 @@ from attention_service.api.doors.agents.agent_tool import (
     HeadPlace,
     TokenWeight,
     ToolAnswer,
-    ToolCall,
+    ToolContext,
     ToolResult,
     number,
     rounded,
@@ -66,7 +66,7 @@ class HeadAnswer(ToolAnswer):
     rows: list[QueryRow]
 
 
-async def look_at_head(call: ToolCall, arguments: LookAtHeadArguments) -> ToolResult:
+async def look_at_head(call: ToolContext, arguments: LookAtHeadArguments) -> ToolResult:
     """Look at one head over an input: the tokens that each token attends to most, with weights, and statistics.
 
     With `picture` a heat map comes too. The whole array of weights is a resource link.

@@ -14,12 +14,12 @@ from attention_service.api.doors.agents.agent_tool import (
     AgentTool,
     ToolAnswer,
     ToolArguments,
-    ToolCall,
+    ToolContext,
     ToolResult,
     number,
 )
 
-_TOKENS: Final = {"concise": 48, "detailed": 512}
+_LISTED_TOKENS: Final = {"concise": 48, "detailed": 512}
 _PREDICTED: Final = {"concise": 3, "detailed": 10}
 
 
@@ -77,7 +77,7 @@ class OpenedAnswer(ToolAnswer):
     """The likeliest predictions after the last token, or the likeliest classes of an image."""
 
 
-async def open_input(call: ToolCall, arguments: OpenInputArguments) -> ToolResult:
+async def open_input(call: ToolContext, arguments: OpenInputArguments) -> ToolResult:
     """Open a text or an image for a model and get the handle that all other tools take as `input`.
 
     Begin here. The answer has the tokens by position, the layers and heads, and what the model predicts. Opening the
@@ -103,7 +103,7 @@ async def open_input(call: ToolCall, arguments: OpenInputArguments) -> ToolResul
         model=model,
         architecture=reply.ran.architecture,
         token_count=len(labels.tokens),
-        tokens=labels.tokens[: _TOKENS[arguments.detail]],
+        tokens=labels.tokens[: _LISTED_TOKENS[arguments.detail]],
         layers=list(_ranges(info.layers)),
         predicted=predicted,
     )
@@ -112,8 +112,8 @@ async def open_input(call: ToolCall, arguments: OpenInputArguments) -> ToolResul
 
 def _ranges(layers: list[ModelLayer]) -> Any:
     """Yield the layers in ranges of as many heads and of one stack."""
-    for (_, heads), found in groupby(layers, lambda each: (str(each.layer).rpartition(".")[0], each.heads)):
-        names = [str(each.layer) for each in found]
+    for (_, heads), members in groupby(layers, lambda each: (str(each.layer).rpartition(".")[0], each.heads)):
+        names = [str(each.layer) for each in members]
         yield LayerRange(layers=names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", heads=heads)
 
 

@@ -12,14 +12,14 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.operations import model_weights
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.weights import NEEDS_NEEDLE, HeadStatistics, StatisticName
+from attention_contract.schemas.weights import BY_KEY, NEEDS_NEEDLE, NEEDS_PAIRS, HeadStatistics, StatisticName
 from attention_service.api.doors.agents.agent_tool import (
     MAX_LISTED,
     AgentTool,
     HeadPlace,
     InputArguments,
     ToolAnswer,
-    ToolCall,
+    ToolContext,
     ToolResult,
     number,
     rounded,
@@ -65,7 +65,7 @@ class RankedAnswer(ToolAnswer):
     heads: list[RankedHead]
 
 
-async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> ToolResult:
+async def rank_heads(call: ToolContext, arguments: RankHeadsArguments) -> ToolResult:
     """Rank all heads of a model by one statistic of what they look at over an input.
 
     Which head copies the previous token, which is an induction head, which is a sink? Values are means over the tokens
@@ -75,8 +75,8 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> ToolResul
     statistic = arguments.statistic
     opened = call.input(arguments.input)
     beside = [] if arguments.detail == "concise" else [each for each in BESIDE if each != statistic]
-    found = await head_statistics(call, opened, [statistic, *beside], arguments.layers)
-    values = {place: rows[statistic] for place, rows in found.items() if rows[statistic] is not None}
+    statistics = await head_statistics(call, opened, [statistic, *beside], arguments.layers)
+    values = {place: rows[statistic] for place, rows in statistics.items() if rows[statistic] is not None}
     ranked = sorted(values, key=lambda place: values[place] or 0.0, reverse=not arguments.lowest)[: arguments.count]
     if not ranked:
         raise InvalidRequest.at(
@@ -87,7 +87,7 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> ToolResul
             layer=layer,
             head=head,
             value=number(values[layer, head]),
-            others={name: rounded(found[layer, head][name]) for name in beside} if beside else None,
+            others={name: rounded(statistics[layer, head][name]) for name in beside} if beside else None,
         )
         for layer, head in ranked
     ]
@@ -105,13 +105,15 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> ToolResul
 
 
 async def head_statistics(
-    call: ToolCall, opened: OpenedInput, statistics: list[StatisticName], layers: list[LayerRef] | None
+    call: ToolContext, opened: OpenedInput, statistics: list[StatisticName], layers: list[LayerRef] | None
 ) -> dict[tuple[LayerRef, int], dict[str, float | None]]:
     """Return statistics by layer and head, of every head of an input's model.
 
     Raises InvalidRequest for those of parts of a text.
     """
-    if parts := {"classes", *NEEDS_NEEDLE}.intersection(statistics):
+    if by_key := BY_KEY.intersection(statistics):
+        raise InvalidRequest.at("statistic", f"{min(by_key)} is a number for each token; name another one")
+    if parts := {"classes", *NEEDS_NEEDLE, *NEEDS_PAIRS}.intersection(statistics):
         name = min(parts)
         raise InvalidRequest.at("statistic", f"{name} needs parts of the text, which no tool takes; name another one")
     question: dict[str, Any] = {"statistics": statistics, "return_weights": False, "layers": layers or "all"}

@@ -1,0 +1,1 @@
+"""All heads of a model in one picture."""

@@ -1,0 +1,44 @@
+"""The settings of one engine. Those of the server have the same meaning, and partly other defaults."""
+
+from dataclasses import dataclass
+
+from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes
+from attention_service.runtime.scheduling.watchdog import PATIENCE_S
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Limits, shares and habits of one engine."""
+
+    memory_budget: int | None = None
+    """Bytes of the device for modules, sessions and requests; None for a share of the free ones."""
+    host_memory_budget: int | None = None
+    """Bytes of the host beside a GPU; None for a share of the free ones."""
+    replicas: int = 1
+    """Processes that serve together from one folder, and share the budgets of a host."""
+    max_queue: int = 256
+    """Requests that wait for memory."""
+    max_predicted_s: float | None = None
+    """The longest predicted time of a request; None for any."""
+    stuck_s: float = PATIENCE_S
+    """Seconds without progress after which a lane or a model's process counts as stuck."""
+    learns_times: bool = True
+    """True to correct predicted times by measured ones, and to store the factors."""
+    max_modules: int = 1024
+    hub_limit: int = 2**36
+    """The most bytes of one checkpoint that is fetched."""
+    recordings_limit: int = 2**33
+    """Bytes of all recordings, of all lenses, of all probes, and of all vectors."""
+    max_sessions: int = 4096
+    session_ttl_s: float = 600.0
+    """Seconds without a request after which a session ends."""
+    session_share: float = 0.5
+    """The share of the memory budget that sessions may take."""
+    session_pinned_share: float = 0.5
+    """The share of that which sessions may hold that are never evicted."""
+    model_idle_s: float = 600.0
+    """Seconds without a request after which a whole model ends."""
+    spare_model_process: bool = False
+    """True to keep a process ready for the next whole model."""
+    prefixes: KeptPrefixes = NO_PREFIXES
+    """The part of texts that have ended that each whole model keeps."""

@@ -1,0 +1,33 @@
+"""The states around the layers of a request, as a run reads them for replies and recordings."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from attention_service.models.loaded.checked_request import CheckedRequest
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_runner import ON_HOST, Reading
+from attention_service.models.passes.attention_places import AttentionPlace, stack_of
+from attention_service.models.passes.points import Point
+
+
+def states_to_read(
+    loaded: LoadedModel, checked: CheckedRequest, added: Iterable[str] = (), *, hidden: bool = False
+) -> dict[Point, Reading]:
+    """The states that attentions and MLPs of a request add; its hidden states, with those that enter each stack.
+
+    ``added``: the names of the points of each layer, besides ``hidden``.
+    """
+    read: list[Point] = [(place.key, name) for name in added for place in checked.places]
+    if hidden:
+        firsts: dict[str, AttentionPlace] = {}
+        for place in loaded.all_places:
+            firsts.setdefault(stack_of(place.key), place)
+        read += [(place.key, "hidden") for place in checked.places]
+        read += [(place.key, "entering") for place in firsts.values()]
+    return dict.fromkeys(read, ON_HOST)
+
+
+def entered_by_stack(at: Mapping[Point, Tensor]) -> dict[str, Tensor]:
+    """The states that entered each stack that ran, in the order in which they ran."""
+    return {stack_of(layer): x for (layer, name), x in at.items() if layer is not None and name == "entering"}

@@ -1,0 +1,131 @@
+"""The stages of a question: the passes of each stage, their sizes, and their peak memory.
+
+Each question states its stages once. Admission reserves the largest peak, ``/complexity`` prints the sum of the stages,
+and a turn announces the time of the next part.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from attention_contract.schemas.model_requests import ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.prompts import ModelInput
+from attention_service.cost import Traffic
+from attention_service.models.costs.lens_costs import LensCost
+from attention_service.models.costs.pass_memory import PassMemory, SweepSizes
+from attention_service.models.inputs.input_stacks import SizedImage
+from attention_service.models.loaded.checked_request import CheckedRequest
+
+Measure = Literal["gradient", "attention", "hidden", "removed"]
+"""The measure of a pass of a request for sources."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive passes of one size."""
+
+    texts: int
+    length: int
+    """Tokens of each text."""
+    peak_bytes: int = 0
+    """Memory besides the model."""
+    weights: bool = False
+    """True if the passes return attention weights or statistics of them."""
+    times: float = 1
+    """Number of passes; a pass through half of the layers counts 0.5."""
+    reads: float | None = None
+    """Number of reads of all parameters; default: ``times``."""
+    rows: int = 1
+    """Positions of each text whose logits one pass computes."""
+    rows_of_all: int | None = None
+    """The same, summed over all passes; overrides ``rows``."""
+    gradients: int = 0
+    """Number of backward passes after the forward pass."""
+    after: int = 0
+    """Number of cached tokens before ``length``."""
+    images: Sequence[SizedImage] = ()
+    beside: Traffic | None = None
+    """Operations outside the passes, such as the readings of a lens."""
+    counted: int = 1
+    """Number of passes by which the answer counts the stage, such as one per text."""
+    measure: Measure | None = None
+    sources: Sequence[int] = ()
+    """Indices of the hidden or removed sources, one per text."""
+
+
+def held(stages: Iterable[Stage]) -> int:
+    """Return the peak memory of a question: the stages run one after another."""
+    return max(stage.peak_bytes for stage in stages)
+
+
+def input_stage(memory: PassMemory, checked: CheckedRequest, request: ModelInput, points: int = 1) -> Stage:
+    """Return the forward pass over an input. ``points``: points of an integrated gradient in one batch."""
+    inputs, weights = checked.inputs, isinstance(request, ModelWeightsRequest | ModelGradientsRequest)
+    return Stage(
+        len(inputs.predicted.ids), max(inputs.predicted.length, inputs.text.length),
+        memory.needed_bytes(checked, request, points), weights=weights, images=memory.images_of(checked),
+    )  # fmt: skip
+
+
+def sweep_stage(memory: PassMemory, sizes: SweepSizes, copies: int, images: Sequence[SizedImage] = ()) -> Stage:
+    """Return the pass without edits, with the peak memory of a pass over ``copies`` edited copies of the texts."""
+    length = max(sizes.length, sizes.keys)
+    return Stage(sizes.batch, length, memory.sweep_bytes(sizes, copies), images=images)
+
+
+def lens_stages(stage: Stage, readings: LensCost) -> list[Stage]:
+    """Return the forward pass, and the readings of its states."""
+    whole = replace(stage, peak_bytes=stage.peak_bytes + readings.peak_bytes)
+    return [whole, replace(whole, times=0, beside=readings.traffic)]
+
+
+def rows_stage(memory: PassMemory, rows: int, length: int, *, of: int | None = None) -> Stage:
+    """Return the passes for one batch of Jacobian rows of a text; with ``of``, for all ``of`` rows."""
+    times = 1 if of is None else -(-of // rows)
+    return Stage(rows, length, memory.jacobian_bytes(rows, length), times=3 * times)
+
+
+@dataclass(frozen=True)
+class ContextSizes:
+    """The sizes of a request for sources."""
+
+    length: int
+    """Tokens of prompt and answer."""
+    answer: int
+    sentences: int
+    sources: Sequence[int]
+    """Tokens of each source."""
+    joins: bool
+    """True if one batch holds several prompts, each without one source."""
+
+
+def context_stages(
+    memory: PassMemory, wanted: Collection[str], sizes: ContextSizes, free_bytes: int
+) -> list[Stage]:  # fmt: skip
+    """Return the stages of a request for sources, in the order in which they run."""
+    length, answer, many = sizes.length, sizes.answer, len(sizes.sources)
+    peak_bytes = memory.rows_bytes(1, length, answer)
+    one = Stage(1, length, peak_bytes + memory.answer_weights_bytes(answer, length), rows=answer, measure="attention")
+    found = [one]
+    if "gradient" in wanted:
+        passes = 1 + sizes.sentences
+        graph = peak_bytes + memory.graph_bytes(1, length)
+        found.insert(0, replace(
+            one, peak_bytes=graph, reads=passes, gradients=sizes.sentences, counted=passes, measure="gradient"
+        ))  # fmt: skip
+    removed = [length - each for each in sizes.sources]
+    lengths: dict[Measure, list[int]] = {"hidden": [length] * many, "removed": removed}
+    for measure in get_args(Measure):
+        if measure not in wanted or measure not in lengths:
+            continue
+        at_once = memory.texts_at_once(many, length, answer, free_bytes) if sizes.joins else 1
+        # Those alike in length first, so that few tokens fill a pass up.
+        order = sorted(range(many), key=lengths[measure].__getitem__)
+        for start in range(0, many, at_once):
+            some = order[start : start + at_once]
+            longest = max(lengths[measure][each] for each in some)
+            found.append(Stage(
+                len(some), longest, memory.rows_bytes(len(some), longest, answer), rows=answer,
+                counted=len(some), measure=measure, sources=some,
+            ))  # fmt: skip
+    return found

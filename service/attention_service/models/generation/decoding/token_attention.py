@@ -1,0 +1,257 @@
+"""The attention that chose each token: the weights of the last query of a pass, and what is told of them.
+
+Notation as in ``core.problem``. Texts of one pass that ask for the same are told of at once.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attention_contract.schemas.openai import AttentionOfTokens
+from attention_contract.schemas.weights import BY_KEY
+from attention_contract.tensors import encode
+from attention_service.core.edits import BoundEdit
+from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, StatisticInputs
+from attention_service.core.inspection.summed_statistics import WeightSizes
+from attention_service.core.inspection.weights import QueryTotals, weights_of
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.tensors import to_numpy
+from attention_service.models.inputs.input_stacks import span_middle
+from attention_service.models.passes.attention_places import BOTH, AttentionPlace
+from attention_transformers.model_layers import LayerKey
+
+NamedTokens = tuple[tuple[str, tuple[int, ...]], ...]
+"""Parts of a prompt: the name and the positions of the tokens of each."""
+_SMALL: Final = 2**16
+"""Numbers of the keys of a layer up to which a copy of them costs less than a computation of their own."""
+
+
+class PassWeights:
+    """The weights of the last query of each text and layer in one pass."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, list[tuple[TokenAttention, LayerKey, Problem]]] = {}
+        """Small problems that are alike, whose weights are computed at once."""
+        self._found: list[tuple[LayerKey, Sequence[TokenAttention | None], Tensor, bool]] = []
+        """Layer by layer, the texts and their weights ``[R, H, 1, K]``, and True if these are of the asked heads."""
+
+    def see(
+        self, look: "TokenAttention", layer: LayerKey, last: Problem, edits: Sequence[BoundEdit], mask: object
+    ) -> None:
+        """Take the weights of the last query of a layer in the pass of one text, whose problem has this query alone.
+
+        ``mask``: equal for layers that have the same mask.
+        """
+        if edits or last.learned or last.k.numel() > _SMALL:
+            self._found.append((layer, [look], weights_of(last, Selection(heads=look.heads), edits), True))
+            return
+        alike = (look.heads, last.q.shape, last.k.shape, last.v.shape, id(last.spec), id(mask))
+        self._waiting.setdefault(alike, []).append((look, layer, last))
+
+    def add(self, layer: LayerKey, looks: "Sequence[TokenAttention | None]", weights: Tensor) -> None:
+        """Take the weights ``[R, H, 1, K]`` of all heads of a layer, of several texts."""
+        self._found.append((layer, looks, weights, False))
+
+    def reports(self, tokens: "Mapping[TokenAttention, Sequence[int]]") -> "dict[TokenAttention, list[dict[str, Any]]]":
+        """The fields of the schema ``TokensAttention`` of each layer, by text.
+
+        ``tokens``: all that the pass has seen of each text.
+        """
+        self._compute()
+        groups: dict[Hashable, list[tuple[LayerKey, list[TokenAttention], Tensor]]] = {}
+        for layer, looks, weights, selected in self._found:
+            by_settings: dict[Hashable, list[int]] = {}
+            for at, look in enumerate(looks):
+                if look is not None and look.wants(layer):
+                    by_settings.setdefault(look.settings, []).append(at)
+            for settings, chosen in by_settings.items():
+                own = [look for at in chosen if (look := looks[at]) is not None]
+                rows = weights if len(chosen) == len(looks) else weights[chosen]
+                if not selected and own[0].heads is not None:
+                    rows = rows[:, list(own[0].heads)]
+                placed = own[0].placed(layer, rows, [len(tokens[look]) for look in own])
+                groups.setdefault((settings, own[0].kind(layer), placed.shape[1]), []).append((layer, own, placed))
+        found: dict[TokenAttention, dict[LayerKey, dict[str, Any]]] = {look: {} for look in tokens}
+        for alike in groups.values():
+            keys = max(weights.shape[-1] for _, _, weights in alike)
+            stacked = torch.cat([nn.functional.pad(x, (0, keys - x.shape[-1])) for _, _, x in alike])
+            texts = [(layer, look) for layer, looks, _ in alike for look in looks]
+            first = texts[0][1]
+            each = first.fields_of(stacked, [tokens[look] for _, look in texts], alike[0][0])
+            for (layer, look), fields in zip(texts, each, strict=True):
+                found[look][layer] = fields
+        return {look: [{"layer": layer} | own[layer] for layer in look.layers] for look, own in found.items()}
+
+    def _compute(self) -> None:
+        """Compute the weights that wait."""
+        for alike in self._waiting.values():
+            looks, layers, problems = zip(*alike, strict=True)
+            first: Problem = problems[0]
+            if len(problems) > 1:
+                q, k, v = (torch.cat([getattr(each, name) for each in problems]) for name in ("q", "k", "v"))
+                first = replace(first, q=q, k=k, v=v, mask=_repeated(first.mask, first.q, len(layers)))
+            found = weights_of(first, Selection(heads=looks[0].heads))
+            for look, layer, weights in zip(looks, layers, found.chunk(len(layers)), strict=True):
+                self._found.append((layer, [look], weights, True))
+        self._waiting.clear()
+
+
+class TokenAttention:
+    """The report on the attention of one text's tokens."""
+
+    def __init__(
+        self, wanted: AttentionOfTokens, places: Sequence[AttentionPlace], prompt: int, spans: NamedTokens = ()
+    ) -> None:
+        """``places``: the layers to tell of; ``prompt``: the tokens of the prompt; ``spans``: named parts of it."""
+        self._wanted = wanted
+        self._places = {place.key: place for place in places}
+        self._prompt = prompt
+        self.heads = None if wanted.heads is None else tuple(wanted.heads)
+        self._names = DEFAULT_STATISTICS if wanted.statistics is None else tuple(dict.fromkeys(wanted.statistics))
+        self._spans = spans
+        self.settings: Hashable = (wanted.model_dump_json(exclude={"layers", "edits", "keep"}), spans)
+        """Equal for texts that ask for the same."""
+        self._kinds = {key: self._kind(place) for key, place in self._places.items()}
+
+    @property
+    def layers(self) -> Sequence[LayerKey]:
+        """The layers that are told of."""
+        return [*self._places]
+
+    def wants(self, layer: LayerKey) -> bool:
+        """True if a layer is told of."""
+        return layer in self._places
+
+    def kind(self, layer: LayerKey) -> Hashable:
+        """Equal for layers whose keys stand for the same; those that are no tokens of the text differ by text."""
+        return self._kinds[layer]
+
+    def _kind(self, place: AttentionPlace) -> Hashable:
+        cross = is_cross(place.key)
+        alone = cross or place.keys_of != "tokens"
+        return (cross, place.keys, place.compression, place.own_statistics, id(self) if alone else None)
+
+    def placed(self, layer: LayerKey, weights: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The weights ``[R, H, 1, K]`` of texts of so many tokens, by the position of the key.
+
+        The sliding cache of a text that runs alone has only the last keys. Behind the tokens come the keys of a layer
+        that are no tokens of the same text.
+        """
+        if len(lengths) > 1 or is_cross(layer):
+            return weights
+        place, behind = self._places[layer], 0
+        if place.keys == BOTH:
+            behind = self._prompt
+        elif place.compression is not None:
+            behind = place.compression.count(lengths[0])
+        own = weights.shape[-1] - behind
+        missing = lengths[0] - own
+        return torch.cat([weights.new_zeros((*weights.shape[:-1], missing)), weights], -1) if missing > 0 else weights
+
+    def fields_of(self, weights: Tensor, tokens: Sequence[Sequence[int]], layer: LayerKey) -> list[dict[str, Any]]:
+        """Tell of ``weights [N, H, 1, K]``, of several texts and layers that are alike; ``tokens``: those of each."""
+        place = self._places[layer]
+        count, heads, _, keys = weights.shape
+        device, dtype = weights.device, torch.promote_types(weights.dtype, torch.float32)
+        cross, keys_of = is_cross(layer), place.keys_of
+        found: list[dict[str, Any]] = [{} for _ in range(count)]
+        seen = [keys if cross or keys_of != "tokens" else len(each) for each in tokens]
+        if self._names:
+            lengths = torch.tensor([len(each) for each in tokens], device=device)[:, None]
+            of_keys = torch.full((count, keys), -1, device=device)
+            if not cross:
+                rows = [[*each, *[-1] * (keys - len(each))] for each in tokens]
+                of_keys = torch.tensor(rows, device=device)
+            last = torch.tensor([[each[-1]] for each in tokens], device=device)
+            own = 0 if cross else len(tokens[0])
+            inputs = replace(
+                self._inputs(of_keys, last, self._begin(place, own)),
+                key_positions=_positions(place, own, keys),
+                able=place.own_statistics,
+            )
+            totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), self._names, inputs)
+            totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
+            means = {name: _arrays(mean, dtype) for name, mean in totals.means().items()}
+            for fields, own_means, own_keys in zip(found, _by_row(means, count), seen, strict=True):
+                by_key = {name: _narrow(own_means[name], own_keys) for name in BY_KEY & own_means.keys()}
+                fields["statistics"] = own_means | by_key
+        if self._wanted.top_k:
+            top = weights[:, :, 0].to(dtype).topk(min(self._wanted.top_k, keys), -1)
+            names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), _numbers(top.values, dtype)
+            for at, fields in enumerate(found):
+                most = min(self._wanted.top_k, seen[at])
+                fields["top_keys"] = {"keys": _narrow(names[at], most), "weights": _narrow(values[at], most)}
+        if self._wanted.weights:
+            whole = _numbers(weights[:, :, 0], dtype)
+            for at, fields in enumerate(found):
+                fields["weights"] = _narrow(whole[at], seen[at])
+        return found
+
+    def _begin(self, place: AttentionPlace, own: int) -> int | None:
+        """The key of a layer that is the first token of the prompt; None if the layer does not see it."""
+        if place.queries != "target" or is_cross(place.key):
+            return 0
+        return own if place.keys == BOTH else None  # an encoder-decoder's prompt is the encoder's
+
+    def _inputs(self, tokens: Tensor, query_tokens: Tensor, begin: int | None) -> StatisticInputs:
+        options = self._wanted.statistic_options
+        classes = {
+            name: torch.isin(tokens, torch.tensor(ids, device=tokens.device, dtype=tokens.dtype))
+            for name, ids in options.token_classes.items()
+        }
+        for name, positions in self._spans:
+            classes[name] = torch.zeros_like(tokens, dtype=torch.bool)
+            if begin is not None:
+                classes[name][:, [begin + at for at in positions]] = True
+        return StatisticInputs(options.window, options.sinks, tokens, query_tokens, classes)
+
+
+def _repeated(mask: Tensor | None, query: Tensor, times: int) -> Tensor | None:
+    """A mask of one query, for the sequences of several layers."""
+    if mask is None or mask.ndim < 4 or len(mask) == 1:
+        return mask
+    return mask.expand(len(query), *mask.shape[1:]).repeat(times, 1, 1, 1)
+
+
+def _positions(place: AttentionPlace, own: int, keys: int) -> Tensor | None:
+    """The positions of the text's own tokens and of the keys behind them; None if there are none behind."""
+    if place.keys_of == "tokens" or own == keys:
+        return None
+    spans = () if place.compression is None else place.compression.spans(own)
+    behind = [span_middle(span) for span in spans] or [torch.nan] * (keys - own)
+    return torch.tensor([*range(own), *behind], dtype=torch.float64)
+
+
+def is_cross(layer: LayerKey) -> bool:
+    """True if the keys of a layer are those of an encoder."""
+    return isinstance(layer, str) and layer.startswith("cross.")
+
+
+def _arrays(mean: Any, dtype: torch.dtype) -> Any:
+    """Statistics as arrays, with the same nesting."""
+    if isinstance(mean, dict):
+        return {name: _arrays(each, dtype) for name, each in mean.items()}
+    return _numbers(mean, dtype)
+
+
+def _numbers(found: Tensor, dtype: torch.dtype) -> Any:
+    """Numbers in a form that JSON has."""
+    array = to_numpy(found.to(dtype))
+    return array if np.isfinite(array).all() else encode(array, "list")
+
+
+def _by_row(means: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Statistics of several texts as those of each, with the same nesting."""
+    nested = {name: _by_row(mean, count) for name, mean in means.items() if isinstance(mean, dict)}
+    return [
+        {name: nested[name][at] if name in nested else mean[at] for name, mean in means.items()} for at in range(count)
+    ]
+
+
+def _narrow(rows: Any, count: int) -> Any:
+    """The first entries of each row."""
+    return np.ascontiguousarray(rows[:, :count]) if isinstance(rows, np.ndarray) else [row[:count] for row in rows]

@@ -1,0 +1,454 @@
+"""The plan of a generation: its prompts, settings, layers and edits, checked, with the memory that it takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
+from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
+from attention_contract.schemas.prompts import ImageBytes, images_in, sounds_in
+from attention_contract.schemas.weights import BY_KEY
+from attention_service.core.edits import AXES, varies
+from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS, statistics_of
+from attention_service.models.costs.generation_memory import generation_bytes, kept_bytes
+from attention_service.models.generation.decoding.sampling import CHAT_TOKENS, Sampling, TextRequest
+from attention_service.models.generation.decoding.token_attention import NamedTokens
+from attention_service.models.inputs.conversations import ChatForm, Conversation, messages_of
+from attention_service.models.inputs.input_stacks import Inputs, Seconds, Span, Stack
+from attention_service.models.inputs.named_spans import span_tokens
+from attention_service.models.inputs.sounds.sound_windows import SoundWindow
+from attention_service.models.inputs.sounds.time_tokens import TimeTokens
+from attention_service.models.loaded.edit_checks import check_edits, check_edits_of_embeddings
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.streams.watched_probes import WatchedProbe
+from attention_service.models.passes.attention_places import BOTH, AttentionPlace
+from attention_service.models.passes.points import EDITED_EMBEDDINGS, EMBEDDINGS
+from attention_service.runtime.binding.bound_statistics import check_able, check_single_query, check_unspoiled
+from attention_service.runtime.binding.selection import check_indices
+from attention_transformers.model_layers import LayerKey
+
+_TOKEN_AXES: Final = ("queries", "keys")
+_REPORTED: Final = 64
+"""Bytes of each number that is told of a token: as float64 while it is computed, and as text."""
+_KEPT: Final = 8
+"""Bytes of each number of a recording: as float32, and once more as it is sent."""
+GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponseRequest | TranscriptionRequest
+
+_OF_WHOLE_TEXTS: Final = (
+    "which are those of a whole text, and are not made token by token; leave attention out, and ask for the weights of "
+    "the text (/v1/models/{model}/weights)"
+)
+"""The reason for which implicit weights are not told while tokens are generated."""
+
+
+class HeardPrompt(NamedTuple):
+    """The input of a model that writes down a window of a sound."""
+
+    ids: list[int]
+    arguments: Mapping[str, Tensor]
+    seconds: Sequence[Seconds]
+    """The part of the sound that each key of the layers that look at it is; None of a key that is no part of it."""
+    media: Stack | None = None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The sound that a text is written down from, one window after the other."""
+
+    settings: Mapping[str, Any]
+    """Arguments of ``generate`` for its language and prompt."""
+    heads: Mapping[LayerKey, Sequence[int]]
+    """The alignment heads of each layer that has some."""
+    windows: Sequence[SoundWindow]
+    first: HeardPrompt
+    """The prompt of the first window, which is the longest."""
+    read: Callable[[SoundWindow], HeardPrompt]
+    """Makes the prompt of a later one."""
+    median_width: int
+    language: str | None = None
+    """The language that the prompt names, in English."""
+    times: TimeTokens | None = None
+    """The tokens of times that the text has, if it is to have some."""
+    silence: int | None = None
+    """The token that nothing is said, if its probability is asked."""
+    accepted: Sequence[int] = ()
+    """The tokens of the text that are given."""
+    last_frames: int = 0
+    """The frames at the end of the sound at which no token looks that the text takes; 0 for none."""
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of the samples from which later windows are read."""
+        return sum(window.sound.samples.nbytes for window in self.windows[1:])
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """A request to generate, checked."""
+
+    rows: list[list[int]]
+    """The tokens of each prompt."""
+    padding: int
+    ends: frozenset[int]
+    """The tokens that end a choice."""
+    sampling: "Sampling"
+    look: AttentionOfTokens | None
+    """The request to tell of each token; None for nothing to tell."""
+    places: Sequence[AttentionPlace]
+    """The layers to tell of."""
+    edits: Mapping[LayerKey, Sequence[Edit]]
+
+    edits_answer: bool = False
+    """True if the edits leave the prompt as it is."""
+    alone: bool = False
+    """True if its texts share no pass."""
+    keeps: bool = False
+    """True if the run is kept as a recording."""
+    images: Sequence[ImageBytes] = ()
+    arguments: Mapping[str, Tensor] = field(default_factory=dict)
+    """Arguments of the model besides the tokens, of a prompt with images."""
+    vision: Stack | None = None
+    """The tokens of the layers that see these images."""
+    heard: Heard | None = None
+    """The sound, whose frames are then the prompt, or parts of it."""
+    echoes: bool = False
+    """True if each choice begins with its prompt."""
+    watch: Sequence[WatchedProbe] = ()
+    """The probes that score its tokens."""
+    spans: Sequence[NamedTokens] = ()
+    """The named parts of each prompt, if there are some."""
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt."""
+        return max(map(len, self.rows))
+
+    @property
+    def longest_pass(self) -> int:
+        """The most tokens that one pass may be over: those of a prompt, or of the text that is kept."""
+        return self.longest + (self.sampling.new_tokens if self.keeps else 0)
+
+    @property
+    def choices(self) -> int:
+        """The number of sequences that are generated."""
+        return len(self.rows) * self.sampling.choices
+
+    def needed_bytes(self, loaded: LoadedModel) -> int:
+        """Estimate the memory that it takes besides the model."""
+        need = generation_bytes(loaded, self.choices, self.longest, self.sampling.new_tokens, alone=self.alone)
+        need += 0 if self.heard is None else self.heard.held_bytes
+        if self.echoes and self.sampling.logprobs is not None:  # of one prompt at a time
+            vocabulary = int(loaded.model.config.get_text_config().vocab_size)
+            need += self.longest * vocabulary * (4 + loaded.model.dtype.itemsize)
+        return need + _REPORTED * self.reported_numbers() + _KEPT * self.kept_numbers(loaded)
+
+    def cache_bytes(self, loaded: LoadedModel) -> int:
+        """Estimate the memory of keys, values and states."""
+        return self.choices * kept_bytes(loaded, self.longest + self.sampling.new_tokens, alone=self.alone)
+
+    def kept_numbers(self, loaded: LoadedModel) -> int:
+        """The numbers of the recording, if the run is kept."""
+        if not self.keeps:
+            return 0
+        width = int(loaded.model.config.get_text_config().hidden_size)
+        images = 0 if self.vision is None else self.vision.ids.numel()
+        found = 0
+        for place in loaded.places.values():
+            length = images if place.queries == "media" else self.longest + self.sampling.new_tokens
+            found += length * (place.widths.heads * length + width)
+        return found
+
+    def reported_numbers(self) -> int:
+        """Count of attention numbers in the reply."""
+        if (look := self.look) is None:
+            return 0
+        heads = sum(each.widths.heads if look.heads is None else len(look.heads) for each in self.places)
+        tokens, length = self.sampling.new_tokens, self.longest + self.sampling.new_tokens
+        names = len(DEFAULT_STATISTICS if look.statistics is None else look.statistics)
+        names += len(look.statistic_options.token_classes) + len(look.statistic_options.spans)
+        by_key = len(BY_KEY.intersection(look.statistics or ())) + look.weights
+        numbers = names + 2 * min(look.top_k, length) + length * by_key
+        return self.choices * tokens * heads * numbers
+
+
+def plan_generation(loaded: LoadedModel, request: TextRequest) -> GenerationPlan:
+    """Check a request. Raises InvalidRequest that names the field at fault."""
+    model, reader = loaded.model, loaded.reader
+    if not model.can_generate():
+        why = loaded.without_head if loaded.head.predicts is None else f"{type(model).__name__} does not generate"
+        raise InvalidRequest.at("model", f"{why}; take a causal language model")
+    images: list[ImageBytes] = []
+    more: dict[str, Any] = {}
+    if isinstance(request, ChatCompletionRequest) and (
+        (images := images_in(request.messages)) or sounds_in(request.messages)
+    ):
+        inputs = _read_with_media(loaded, request)
+        rows = [inputs.text.host_ids[0].tolist()]
+        own = {name: x for name, x in inputs.arguments.items() if name not in {"input_ids", "attention_mask"}}
+        more = {"images": images, "arguments": own, "vision": inputs.media}
+    else:
+        rows = _prompts(loaded, request)
+    longest = 1 if reader.pairs else max(map(len, rows))
+    most_tokens = CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
+    limit = "" if reader.max_length is None else f"the model's maximum context length is {reader.max_length} tokens"
+    sampling = Sampling.of(request, most_tokens, model.generation_config, _forced(loaded, request))
+    sampling = replace(sampling, named_tokens=_named(loaded, request))
+    if sampling.least_tokens > sampling.new_tokens:
+        raise InvalidRequest.at("min_tokens", f"expected at most max_tokens, {sampling.new_tokens}")
+    if (most_tokens < 1 and sampling.new_tokens) or (limit and sampling.new_tokens > most_tokens):
+        field = "max_tokens" if most_tokens > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
+        raise InvalidRequest.at(
+            field,
+            f"{limit}; the prompt has {longest}, and {sampling.new_tokens} are to follow",
+            limit=reader.max_length,
+        )
+    known, changes = reader.predictable, sampling.changes
+    if changes is not None and (beyond := [each for each in changes.bias if each >= known]):
+        raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {known}")
+    for index, token in enumerate(request.stop_token_ids or ()):
+        if token >= known:
+            raise InvalidRequest.at(f"stop_token_ids.{index}", f"token {token} is out of range; there are {known}")
+    more["echoes"] = _echo(loaded, request)
+    more["spans"] = _spans(loaded, request, rows, alone=not more.get("arguments"))
+    return looking_plan(loaded, request.attention, rows, sampling, alone=bool(request.alone), **more)
+
+
+def looking_plan(
+    loaded: LoadedModel, wanted: AttentionOfTokens | None, rows: list[list[int]], sampling: "Sampling", **more: Any
+) -> GenerationPlan:
+    """The plan of these prompts, with the attention that is asked of each token. ``more``: further fields of it.
+
+    Raises InvalidRequest.
+    """
+    settings, reader = loaded.model.generation_config, loaded.reader
+    ends = frozenset(each for each in reader.end_ids(loaded.model) if 0 <= each < reader.predictable)
+    padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
+    ends = (frozenset() if sampling.ignores_end else ends) | sampling.stop_ids
+    if wanted is None:
+        return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)
+    places = _places(loaded, wanted)
+    edits = _edits(loaded, wanted, rows, sampling)
+    edits_answer = wanted.from_ == "answer"
+    if (
+        not edits_answer
+        and more.get("echoes")
+        and sampling.logprobs is not None
+        and any(_is_placed(edit) for own in edits.values() for edit in own)
+    ):
+        raise InvalidRequest.at("echo", "edits of some queries or keys go without echo and logprobs")
+    if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
+        raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
+    silent = wanted.statistics == [] or (wanted.statistics is None and bool(wanted.watch))
+    look = None if silent and not (wanted.top_k or wanted.weights) else wanted
+    if look is not None and silent:
+        look = wanted.model_copy(update={"statistics": []})
+    if wanted.statistic_options.spans and not more.get("spans"):
+        raise InvalidRequest.at(
+            "attention.statistic_options.spans", "they are parts of a prompt of text; leave them out"
+        )
+    if not loaded.places and (look or wanted.keep):
+        raise InvalidRequest.at("attention", f"{loaded.without_attention}, {_OF_WHOLE_TEXTS}")
+    return GenerationPlan(rows, padding, ends, sampling, look, places, edits, edits_answer, keeps=wanted.keep, **more)
+
+
+def _prompts(loaded: LoadedModel, request: TextRequest) -> list[list[int]]:
+    reader = loaded.reader
+    if reader.tokenizer is None:
+        field = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+        raise InvalidRequest.at(field, f"{reader.no_tokenizer}, so its tokens have no text")
+    if isinstance(request, ChatCompletionRequest):
+        written = reader.conversation(messages_of(request.messages), ChatForm.of(request)).text
+        ids = reader.tokens(written, "messages", special=bool(request.add_special_tokens)).ids
+        reader.check(ids, "messages")
+        return [ids]
+    return _prompt_tokens(loaded, request.prompt, "prompt", special=request.add_special_tokens is not False)
+
+
+def _named(loaded: LoadedModel, request: TextRequest) -> tuple[int, ...]:
+    """The tokens whose log-probabilities are asked for by name. Raises InvalidRequest."""
+    field = "logprob_tokens" if request.logprob_token_ids is None else "logprob_token_ids"
+    found = [loaded.reader.token_id(token, f"{field}.{at}") for at, token in enumerate(request.named_tokens)]
+    return tuple(dict.fromkeys(found))
+
+
+def _spans(loaded: LoadedModel, request: TextRequest, rows: list[list[int]], *, alone: bool) -> list[NamedTokens]:
+    """The named parts of each prompt. ``alone``: it is text alone. Raises InvalidRequest."""
+    named = () if request.attention is None else request.attention.statistic_options.spans
+    if not named:
+        return []
+    written: list[str | Conversation | None] = [None] * len(rows)
+    if isinstance(request, ChatCompletionRequest):
+        form = ChatForm.of(request)
+        written = [loaded.reader.conversation(messages_of(request.messages), form, parted=True)] if alone else [None]
+    elif isinstance(request.prompt, str):
+        written = [request.prompt]
+    elif isinstance(request.prompt[0], str):
+        written = [each if isinstance(each, str) else None for each in request.prompt]
+    found = []
+    for row, text in zip(rows, written, strict=True):
+        spans: Sequence[Span] = [None] * len(row)
+        if text is not None:
+            prompt = isinstance(text, str)
+            special = prompt if request.add_special_tokens is None else request.add_special_tokens
+            written_text = text if isinstance(text, str) else text.text
+            read = loaded.reader.tokens(written_text, "prompt" if prompt else "messages", special=special)
+            spans = read.spans
+        of = [f"attention.statistic_options.spans.{number}" for number in range(len(named))]
+        found.append(tuple(
+            (span.name, tuple(span_tokens(span, at, range(len(row)), spans, text)))
+            for span, at in zip(named, of, strict=True)
+        ))  # fmt: skip
+    return found
+
+
+def _forced(loaded: LoadedModel, request: TextRequest) -> int | None:
+    """The token that the decoder of an encoder-decoder is to begin with. Raises InvalidRequest."""
+    if request.forced_bos_token_id is None:
+        return None
+    if not loaded.reader.pairs:
+        raise InvalidRequest.at(
+            "forced_bos_token_id",
+            "it is the first token of an encoder-decoder's answer; this model continues its prompt",
+        )
+    return loaded.reader.token_id(request.forced_bos_token_id, "forced_bos_token_id")
+
+
+def _echo(loaded: LoadedModel, request: TextRequest) -> bool:
+    """True if each choice begins with its prompt. Raises InvalidRequest."""
+    echoes = isinstance(request, CompletionRequest) and bool(request.echo)
+    if echoes and loaded.reader.pairs:
+        raise InvalidRequest.at(
+            "echo", "the prompt of an encoder-decoder is no beginning of its answer; leave echo out"
+        )
+    return echoes
+
+
+def _read_with_media(loaded: LoadedModel, request: ChatCompletionRequest) -> Inputs:
+    """Read a conversation with images or sounds. Raises InvalidRequest."""
+    if request.add_special_tokens:
+        raise InvalidRequest.at("add_special_tokens", "the checkpoint's processor writes those of images and sounds")
+    try:
+        form = ChatForm.of(request)
+        return loaded.reader.read(ModelForwardRequest(
+            messages=messages_of(request.messages), chat_template_kwargs=request.chat_template_kwargs,
+            add_generation_prompt=form.prompt, continue_final_message=form.continues,
+        ))  # fmt: skip
+    except InvalidRequest as fault:
+        raise InvalidRequest(fault.detail, param="messages") from None
+
+
+def _prompt_tokens(loaded: LoadedModel, given: Any, field: str, *, special: bool) -> list[list[int]]:
+    """The token ids of a text, of several, or of what came as ids. Raises InvalidRequest."""
+    reader = loaded.reader
+    several = isinstance(given, list) and not isinstance(given[0], int)
+    found = []
+    for index, each in enumerate(given if several else [given]):
+        place = f"{field}.{index}" if several else field
+        ids = reader.tokens(each, place, special=special).ids if isinstance(each, str) else list(each)
+        reader.check(ids, place)
+        found.append(ids)
+    return found
+
+
+def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPlace]:
+    """The layers to tell of: those that attend from generated tokens."""
+    queries = "target" if loaded.reader.pairs else "text"
+    able = {key: place for key, place in loaded.places.items() if place.queries == queries}
+    names = list(able) if wanted.layers == "all" else [str(layer) for layer in wanted.layers]
+    for name in names:
+        if name in loaded.implicit:
+            raise InvalidRequest.at("attention.layers", f"layer {name} has implicit weights, {_OF_WHOLE_TEXTS}")
+        if name not in able:
+            raise InvalidRequest.at("attention.layers", f"expected layers among {', '.join(able)}; got {name}")
+        check_indices("attention.heads", wanted.heads, able[name].widths.heads, "heads")
+    options = wanted.statistic_options
+    if CLASS_SHARES in (wanted.statistics or ()) and not (options.token_classes or options.spans):
+        raise InvalidRequest.at(
+            "attention.statistic_options.token_classes", "the statistic classes has no class; name some, or spans"
+        )
+    some = frozenset[str]().union(*(statistics_of(able[name].spec) for name in names))
+    check_able(wanted.statistics, some, "attention.statistics")
+    check_single_query(wanted.statistics, "attention.statistics")
+    check_unspoiled(wanted.statistics, chain.from_iterable(wanted.edits.values()), "attention.statistics")
+    return [able[name] for name in names]
+
+
+def _is_placed(edit: Edit) -> bool:
+    """True for an edit of some positions, or of each one by its own numbers."""
+    return bool(edit.queries or edit.keys) or any(_is_by(edit, axis) for axis in _TOKEN_AXES)
+
+
+def _is_by(edit: Edit, axis: str) -> bool:
+    """True if the tensor of an edit has numbers of its own for each index of an axis."""
+    return edit.tensor is not None and axis in AXES[edit.tap] and varies(edit.tensor.shape, edit.tap, axis)
+
+
+def _edits(
+    loaded: LoadedModel, wanted: AttentionOfTokens, rows: Sequence[Sequence[int]], sampling: "Sampling"
+) -> dict[LayerKey, Sequence[Edit]]:
+    length = max(map(len, rows)) + sampling.new_tokens
+    found: dict[LayerKey, Sequence[Edit]] = {}
+    for name, edits in wanted.edits.items():
+        if name == EDITED_EMBEDDINGS:
+            found[name] = _of_embeddings(loaded, wanted, edits, rows, length)
+            continue
+        place = loaded.places.get(name) or loaded.implicit.get(name)
+        if place is None or place.queries == "media":
+            known = ", ".join(each for each, other in loaded.places.items() if other.queries != "media")
+            raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
+        check_edits(loaded.runner, place, edits, place.bound(1, length, length), "attention.edits")
+        for index, edit in enumerate(edits if wanted.from_ == "answer" else ()):
+            _check_answer(loaded, place, edit, f"attention.edits.{name}.{index}")
+        for edit in edits:
+            loaded.runner.check((place.key, edit.tap), "generate", "attention.edits", "edit it in a forward request")
+        if place.calls > 1 and any(edit.tensor is not None and edit.tap in {"v", "context"} for edit in edits):
+            raise InvalidRequest.at(
+                "attention.edits",
+                f"layer {name} attends in {place.calls} parts of its values; edit v and context by numbers while "
+                "tokens are generated, or by a tensor in a forward request",
+            )
+        if place.keys_of != "tokens" and any(edit.keys or _is_by(edit, "keys") for edit in edits):
+            raise InvalidRequest.at(
+                "attention.edits",
+                f"layer {name} has the keys of {place.keys_of}, which are not counted as tokens are; leave keys and "
+                "tensors by key out",
+            )
+        placed = any(map(_is_placed, edits))
+        placed = placed or place.keys == BOTH
+        if placed and len({len(row) for row in rows}) > 1:
+            raise InvalidRequest.at("attention.edits", "edits of some queries or keys need prompts of one length")
+        found[place.key] = edits
+    return found
+
+
+def _of_embeddings(
+    loaded: LoadedModel, wanted: AttentionOfTokens, edits: Sequence[Edit], rows: Sequence[Sequence[int]], length: int
+) -> Sequence[Edit]:
+    """Check the edits of the embeddings. Raises InvalidRequest."""
+    param = f"attention.edits.{EDITED_EMBEDDINGS}"
+    bound = loaded.entered_place.bound(1, length, length)
+    check_edits_of_embeddings(loaded.runner, edits, bound, "attention.edits")
+    loaded.runner.check(EMBEDDINGS, "generate", param, "edit hidden of a layer")
+    if wanted.from_ == "answer" and loaded.reader.pairs:
+        raise InvalidRequest.at(param, "they are those of the prompt alone, and from says answer; leave one out")
+    if any(map(_is_placed, edits)) and len({len(row) for row in rows}) > 1:
+        raise InvalidRequest.at(param, "edits of some queries need prompts of one length")
+    return edits
+
+
+def _check_answer(loaded: LoadedModel, place: AttentionPlace, edit: Edit, param: str) -> None:
+    """Raise InvalidRequest for an edit that touches no token of an answer."""
+    own = "target" if loaded.reader.pairs else "text"
+    if place.queries != own:
+        raise InvalidRequest.at(param, f"layer {place.key} reads the prompt alone, and from says answer; leave one out")
+    if "queries" not in AXES[edit.tap] and (place.keys != own or place.keys_of != "tokens"):
+        raise InvalidRequest.at(
+            param, f"the keys of layer {place.key} are not those of the answer, and from says answer; leave one out"
+        )

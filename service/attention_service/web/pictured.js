@@ -1,0 +1,1 @@
+import{k as e}from"./ui.js";var t=44,n=200,r=420,i=({picture:i,columns:a,first:o,children:s})=>e(`div`,{class:`pictured`,style:a?{"--picture":`${Math.max(r,a*t+n)}px`}:{},children:[o&&e(`div`,{class:`told`,children:o}),e(`div`,{class:`picture`,children:i}),e(`div`,{class:`told`,children:s})]});export{i as t};

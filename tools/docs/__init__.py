@@ -1,0 +1,1 @@
+"""Makers of pages of the documents, or of parts of them."""

@@ -387,7 +387,11 @@ describe("a head that a server pools", () => {
     expect([tiles.levels, tiles.most, tiles.bars.every]).toEqual([3, 2044, 4]);
     expect(tiles.strips(0, 300, 310).map(({ level }) => level)).toEqual([2]);
     expect(tiles.value(7, 0)).toBeUndefined();
+    const settled = vi.fn();
+    tiles.settled = settled;
+    expect(tiles.waits).toBe(true);
     await vi.runAllTimersAsync();
+    expect([tiles.waits, settled.mock.calls.length]).toEqual([false, 1]);
     expect(requested.slice(1)).toEqual([[1, 256, 512], [1, 7, 8]]);
     const [, strip] = tiles.strips(0, 300, 310);
     expect([strip.level, strip.top, strip.of.data[0]]).toEqual([0, 256, 256]);

@@ -75,6 +75,8 @@ export class Tiles implements Cells {
   readonly signed: boolean;
   /** Called when a strip came. */
   changed: () => void = () => undefined;
+  /** Called when no strip is waited for any more. */
+  settled: () => void = () => undefined;
   private readonly kept = new Map<string, Strip>();
   private readonly reading = new Set<string>();
   private wanted: Missing[] = [];
@@ -101,6 +103,11 @@ export class Tiles implements Cells {
   static async open(rows: number, columns: number, read: Read): Promise<Tiles> {
     const halvings = Tiles.halvings(rows, columns);
     return new Tiles(rows, columns, await read(2 ** halvings, 0, rows), read, halvings);
+  }
+
+  /** True while strips are asked for that are not here. */
+  get waits(): boolean {
+    return this.timer !== undefined || this.reading.size > 0;
   }
 
   /** Strips of a coarser level where those of this one are too many. */
@@ -135,7 +142,11 @@ export class Tiles implements Cells {
       return strip;
     }
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => [...this.wanted, ...(this.row ? [this.row] : [])].forEach((each) => void this.load(each)), PATIENCE_MS);
+    this.timer = setTimeout(() => {
+      this.timer = undefined;
+      [...this.wanted, ...(this.row ? [this.row] : [])].forEach((each) => void this.load(each));
+      if (!this.waits) this.settled();
+    }, PATIENCE_MS);
     return missing;
   }
 
@@ -157,6 +168,7 @@ export class Tiles implements Cells {
       // The coarser strip stays in view; the next look at this place asks again.
     } finally {
       this.reading.delete(name);
+      if (!this.waits) this.settled();
     }
   }
 }

@@ -72,8 +72,13 @@ export function HeatMap(props: HeatMapProps) {
 
   const repaint = () => {
     cancelAnimationFrame(frame.current);
-    frame.current = requestAnimationFrame(() => painter.current?.paint());
+    frame.current = requestAnimationFrame(() => {
+      painter.current?.paint();
+      tell();
+    });
   };
+  /** Say at the stage whether cells of its view are still read; the painter asks for them, so no rendering knows. */
+  const tell = () => of instanceof Tiles && place.current?.setAttribute("aria-busy", String(of.waits));
 
   useEffect(() => {
     if (canvas.current) painter.current = new Painter(canvas.current);
@@ -92,8 +97,14 @@ export function HeatMap(props: HeatMapProps) {
       repaint();
       count((many) => many + 1);
     };
-    return () => (of.changed = () => undefined);
+    of.settled = tell;
+    return () => {
+      of.changed = () => undefined;
+      of.settled = () => undefined;
+    };
   }, [of]);
+
+  useEffect(() => void tell());
 
   useEffect(() => {
     if (!painter.current) return;

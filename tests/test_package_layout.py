@@ -160,3 +160,8 @@ def test_each_room_of_the_server_says_what_it_imports_and_which_file_to_read_fir
     assert "import" in says
     (first,) = re.findall(r"Read ``([\w/]+\.py)`` first\.", says)
     assert (room.parent / first).is_file(), first
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_tells_type_checkers_that_it_has_types(package):
+    assert (FILES[package].parent / "py.typed").exists()

@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from PIL import Image
+from tests.pictures import replies
 from tests.pictures.replies import RAN, circuit, softmax
 
 from attention_contract.errors import InvalidRequest
@@ -434,3 +435,38 @@ def test_weights_of_several_layers_are_no_picture():
 
 def test_the_facts_of_a_models_picture_name_it():
     assert b"Attention of net" in of_a_model([0]).plot().data
+
+
+DRAWN = {
+    "weights": lambda rng: reply_of(softmax(2, 6, 6, rng=rng)),
+    "statistics of weights": lambda rng: replies.weights(2, 6),
+    "a layer": lambda rng: of_a_model([0]),
+    "layers": lambda rng: of_a_model([0, 1]),
+    "statistics of layers": lambda rng: of_a_model([0, 1], weights=False),
+    "attribution": lambda rng: replies.importance()[0],
+    "maps of an attribution": lambda rng: AttributionReply(norm=np.ones((2, 6, 6), np.float32), ran=RAN),
+    "effects": lambda rng: replies.effects(2, 6)[0],
+    "circuits": lambda rng: replies.circuits()[0],
+    "similarity": lambda rng: replies.recorded_similarity()[0],
+    "recorded statistics": lambda rng: replies.recorded_statistics()[0],
+    "recorded rollout": lambda rng: replies.rollout(6)[0],
+    "rollout": lambda rng: RolloutReply(values=np.eye(6), ran=RAN),
+    "output": lambda rng: ForwardReply(output=np.ones((6, 6), np.float32), ran=RAN),
+}
+GIVEN = {
+    "labels": [f"k{at}" for at in range(6)], "query_labels": [f"q{at}" for at in range(6)], "heads": [5, 7],
+    "sweep": {"query_length": [1, 2]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_name_that_is_given_is_shown_or_refused(rng, kind, name):
+    reply = DRAWN[kind](rng)
+    view = "statistics" if kind == "statistics of weights" else None
+    given = GIVEN[name][:3] if kind == "a layer" and "labels" in name else GIVEN[name]
+    try:
+        shown = reply.plot(view=view, **{name: given}).data
+    except InvalidRequest as fault:
+        shown = fault.param
+    assert shown == name or shown != reply.plot(view=view).data

@@ -4,7 +4,7 @@ Notation as in ``attention``; V is the size of the vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from attention_contract.schemas.attention import MAX_TAPS, Select, Taps, TokenLa
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.models import LayerRef, LayerTap
+from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.prompts import MAX_TEXTS, ModelInput, ModelReply, Text
 from attention_contract.schemas.text_positions import TokenPositions, position_count
 from attention_contract.schemas.weights import (
@@ -472,6 +473,8 @@ class LayerWeights(WireModel):
 class ModelWeightsReply(ModelReply, DrawableReply):
     """The weights of each head of each layer."""
 
+    picture_names: ClassVar = frozenset({"labels", "query_labels", "heads"})
+
     layers: list[LayerWeights]
 
     def to_table(self) -> Any:
@@ -487,6 +490,12 @@ class ModelWeightsReply(ModelReply, DrawableReply):
             of_layer = {"": layer.statistics, "differences.": differences, "base.": base}
             rows.add_heads({"text": 0, "layer": layer.layer}, of_layer, BY_KEY)
         return rows.table()
+
+    def names_in(self, options: PictureOptions) -> frozenset[str]:
+        """Return the arguments of ``plot`` that a picture uses: of several layers the heads, if it shows weights."""
+        found, (first, *more) = super().names_in(options), self.layers
+        shows_weights = options.view == "heads" or first.weights is not None or first.pooled is not None
+        return found if not more else found & {"heads"} if shows_weights else frozenset()
 
 
 class LayerGradients(WireModel):

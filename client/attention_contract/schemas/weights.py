@@ -1,6 +1,6 @@
 """Attention weights and their statistics. Notation as in ``attention``."""
 
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -255,6 +255,8 @@ class WeightsDifferences(WireModel):
 
 class WeightsReply(DrawableReply):
     """The attention weights of each head."""
+
+    picture_names: ClassVar = frozenset({"labels", "query_labels", "heads"})
 
     statistics: HeadStatistics
     queries: IntArray

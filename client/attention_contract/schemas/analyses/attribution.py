@@ -3,13 +3,14 @@
 Notation as in ``attention``. A is the weights after the edits, L the number, v the values, W_O the output projection.
 """
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import MAX_EDITS, AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
+from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.tensors import FloatArray, IntArray
 
 AttributionMethod = Literal["gradient_attention", "integrated", "relevance", "norm", "head_importance"]
@@ -113,8 +114,16 @@ class Attributions(WireModel):
 class AttributionReply(Attributions, DrawableReply):
     """A tensor for each method, in the layout of the taps."""
 
+    picture_names: ClassVar = frozenset({"labels", "query_labels", "heads"})
+
     completeness: IfRequested[Completeness] = ABSENT
     """The accuracy of the path, with ``integrated``."""
     differences: IfRequested[Attributions] = ABSENT
     """The effect of the edits, with ``compare``."""
     ran: Ran
+
+    def names_in(self, options: PictureOptions) -> frozenset[str]:
+        """Return the arguments of ``plot`` that a picture uses: none of one of heads alone."""
+        maps = set(Attributions.model_fields) - {"head_importance"}
+        shown = {name for name in maps if getattr(self.differences or self, name) is not None}
+        return super().names_in(options) if shown else frozenset()

@@ -116,6 +116,8 @@ class LensRest(WireModel):
 class ModelLensReply(ModelReply, DrawableReply):
     """The readings of states inside a model."""
 
+    picture_names: ClassVar = frozenset({"labels"})
+
     kind: LensKind
     lens: IfRequested[LensId] = ABSENT
     positions: list[int] | list[list[int]]

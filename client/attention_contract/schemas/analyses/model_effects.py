@@ -1,6 +1,6 @@
 """Effects on the prediction of a whole model: of each edit of a sweep, or of each path between its components."""
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -141,6 +141,8 @@ class ModelEffectsReply(ModelReply, DrawableReply):
 
     Source: Vig et al. 2020, causal mediation analysis; of paths, Wang et al. 2022.
     """
+
+    picture_names: ClassVar = frozenset({"labels"})
 
     swept: dict[SweptAxis, list[LayerRef] | list[list[int]] | list[PathEnd] | list[float]]
     """The indices along each swept axis: layers, numbers of heads, queries and keys, groups of tokens, or scales. Of a

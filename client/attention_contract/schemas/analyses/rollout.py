@@ -3,7 +3,7 @@
 Notation for shapes: N layers, H heads, L tokens.
 """
 
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -57,6 +57,8 @@ class RolloutRequest(RolloutOptions):
 class RolloutReply(DrawableReply):
     """The share, or the flow, that each token of the last layer has from each input."""
 
+    picture_names: ClassVar = frozenset({"labels", "query_labels"})
+
     values: FloatArray
     """``[queries, L]``, float64. The rows of a rollout sum to 1; a flow is at most 1 to each input; relevance is not
     bounded."""
@@ -74,6 +76,8 @@ class RecordingRolloutRequest(RolloutOptions):
 
 class RecordingRollout(RolloutReply):
     """The rollout or the flow of recorded weights."""
+
+    picture_names: ClassVar = frozenset[str]()  # it names its tokens itself
 
     id: RecordingId
     layers: list[LayerName]

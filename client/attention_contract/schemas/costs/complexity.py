@@ -4,7 +4,7 @@ A FLOP is one multiplication, addition, comparison, division or elementary funct
 ``[k, n]`` is 2·m·k·n. ``dense`` counts every query-key pair, ``masked`` those that the spec's masks allow.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -305,6 +305,8 @@ class Compared(WireModel):
 
 class ComplexityReply(DrawableReply):
     """Costs, in the order of the sweep."""
+
+    picture_names: ClassVar = frozenset({"sweep"})
 
     device_name: str
     """Device of the times and limits."""

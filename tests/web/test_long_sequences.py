@@ -57,7 +57,7 @@ def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     page.mouse.move(0, 0)
     network = page.context.new_cdp_session(page)
     late = {"offline": False, "latency": 600, "downloadThroughput": -1, "uploadThroughput": -1}
-    network.send("Network.emulateNetworkConditions", late)  # as from a busy server: strips come after the coarsest level
+    network.send("Network.emulateNetworkConditions", late)  # a busy server: strips come after the coarsest level
     visit.open(f"#/head?source=module:page-long&tokens={TOKENS}&query=700&key=5&zoom={ZOOM}")
     visit.picture("head-4096")
     network.detach()

@@ -25,6 +25,7 @@ from attention_contract.schemas.openai import (
     ChatPiece,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
     CompletionRequest,
     GeneratedToken,
 )
@@ -44,6 +45,20 @@ _SAMPLING: Final = options_of(
 )  # fmt: skip
 
 
+def _named_tokens(given: list[str], _: str) -> list[int | str]:
+    """Parse tokens: ids, and texts that are one token."""
+    return [int(each) if each.isdecimal() else each for each in given]
+
+
+_OF_TEXTS: Final = options_of(
+    CompletionRequest, only={"add_special_tokens", "logprob_tokens"},
+    forms={"logprob_tokens": OptionForm(
+        list[str], "TOKEN", name="--logprob-token", read=_named_tokens,
+        about="Show the log-probability of this token, an id or its text, at each position. May be repeated.",
+    )},
+)  # fmt: skip
+
+
 def _steered(given: list[str], _: str) -> list[dict[str, Any]]:
     """Parse vectors with their scales, as in ID=4; without one it is 1."""
     parts = [each.partition("=") for each in given]
@@ -53,9 +68,27 @@ def _steered(given: list[str], _: str) -> list[dict[str, Any]]:
         raise typer.BadParameter(f"expected ID=SCALE; {fault}", param_hint="--steer") from None
 
 
+def _watched(given: list[str], _: str) -> list[dict[str, Any]]:
+    """Parse probes, each with the score that ends the text, as in ID=0.9; without one it ends none."""
+    parts = [each.partition("=") for each in given]
+    try:
+        return [{"probe": probe} | ({"stop": {"above": float(above)}} if sign else {}) for probe, sign, above in parts]
+    except ValueError as fault:
+        raise typer.BadParameter(f"expected ID or ID=SCORE; {fault}", param_hint="--watch") from None
+
+
 _ATTENTION: Final = options_of(
-    AttentionOfTokens, only={"layers", "heads", "edits", "statistics", "steer"}, within=("attention",),
-    forms={"layers": LAYERS, "steer": OptionForm(list[str], "ID=SCALE", name="--steer", read=_steered)},
+    AttentionOfTokens, only={"layers", "heads", "edits", "statistics", "steer", "from_", "watch"},
+    within=("attention",),
+    forms={
+        "layers": LAYERS,
+        "steer": OptionForm(list[str], "ID=SCALE", name="--steer", read=_steered),
+        "watch": OptionForm(
+            list[str], "ID[=SCORE]", name="--watch", read=_watched,
+            about="Show the score of each token by this linear probe; with a score, the first larger one ends the text."
+            " May be repeated.",
+        ),
+    },
 )  # fmt: skip
 _OPTIONS: Final = _SAMPLING | _ATTENTION
 _CHAT_OPTIONS: Final = _OPTIONS | options_of(ChatCompletionRequest, only={"chat_template_kwargs"})
@@ -63,6 +96,8 @@ _TOP_K: Final = 8
 """Keys of each head that are asked for: their mean names the tokens that many heads share."""
 _NAMED: Final = 3
 """Keys that one line names."""
+_ID: Final = 6
+"""Characters that name a probe in a line."""
 _MAX_HEADS_APART: Final = 4
 """The most heads that have their own part of a line."""
 Images = Annotated[
@@ -73,7 +108,7 @@ Content = str | list[dict[str, Any]]
 Look = Annotated[bool, typer.Option("--look/--no-look", help="Show what each token's heads looked at.")]
 
 
-@takes(_OPTIONS)
+@takes(_OPTIONS | _OF_TEXTS)
 def generate(
     fields: Fields,
     ctx: typer.Context,
@@ -95,6 +130,7 @@ def generate(
         raise typer.BadParameter("the lines name keys alone; add --json, --output or --plot", param_hint="--statistic")
     if output is not None and not look:
         raise typer.BadParameter("without it there are no rows; leave it out", param_hint="--no-look")
+    _name_tokens(fields, shown=look or as_json, chats=bool(image))
     _ask(fields, look)
     if output is not None:
         fields["attention"] = {"statistics": None} | {
@@ -146,6 +182,17 @@ def chat(
             messages.append({"role": "assistant", "content": _answer(client, model, messages, fields)})
 
 
+def _name_tokens(fields: Fields, *, shown: bool, chats: bool) -> None:
+    """Ask for the log-probabilities of named tokens. Raises BadParameter where nothing would show them."""
+    if chats and "add_special_tokens" in fields:
+        where = "--add-special-tokens"
+        raise typer.BadParameter("the chat template writes those of messages; leave it out", param_hint=where)
+    if "logprob_tokens" in fields:
+        if not shown:
+            raise typer.BadParameter("without lines of tokens nothing shows them; leave it out", param_hint="--no-look")
+        fields["logprobs"] = True if chats else 0
+
+
 def _ask(fields: Fields, look: bool) -> None:
     """Complete the request: greedy by default, with the keys of every head if they are to be shown."""
     fields.setdefault("temperature", 0.0)
@@ -189,11 +236,32 @@ def _follow(
         text += choice.text
         if choice.attention is None and "attention" not in fields:
             typer.echo(choice.text, nl=False)
-        for each in choice.attention or ():
-            typer.echo(f"{readable(each.token):<14} ← {_looked(each, tokens, heads)}")
+        logprobs = _logprobs(choice)
+        for at, each in enumerate(choice.attention or ()):
+            told = [_looked(each, tokens, heads), *_scored(each), *logprobs[at : at + 1]]
+            typer.echo(f"{readable(each.token):<14} ← {'   '.join(filter(None, told))}")
             tokens.append(readable(each.token))
+        if choice.stop_reason:
+            reason = choice.stop_reason
+            text_of = f"{reason.score:.3g} at token {reason.token}"
+            typer.echo(f"The text ends by the score of probe {reason.probe[:_ID]}: {text_of}.")
     typer.echo(text if "attention" in fields else "")
     return text
+
+
+def _scored(token: GeneratedToken) -> list[str]:
+    """The scores of a token by the probes that watch."""
+    return [f"{probe[:_ID]} {score:.3g}" for probe, score in (token.scores or {}).items()]
+
+
+def _logprobs(choice: CompletionChoice | ChatPiece) -> list[str]:
+    """The log-probabilities that a piece has of the tokens that were named, and of the chosen one, token by token."""
+    found = choice.logprobs
+    if isinstance(found, CompletionLogprobs):
+        rows = [[*(each or {}).items()] for each in found.top_logprobs or ()]
+    else:
+        rows = [[(top.token, top.logprob) for top in each.top_logprobs] for each in (found and found.content) or ()]
+    return ["log p " + "  ".join(f"{readable(token)} {logprob:.3g}" for token, logprob in row) for row in rows]
 
 
 def _looked(token: GeneratedToken, tokens: Sequence[str], heads: Sequence[int] | None) -> str:

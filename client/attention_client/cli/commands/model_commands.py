@@ -9,6 +9,7 @@ from attention_client.cli.commands.command_table import group
 from attention_client.cli.commands.graph_commands import graph
 from attention_client.cli.commands.lens_commands import fit_lens
 from attention_client.cli.commands.model_progress import loading_shown
+from attention_client.cli.commands.probe_commands import fit_probe
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.reply_output import AsJson, present
 from attention_client.client import Client
@@ -18,6 +19,7 @@ from attention_contract.schemas.models import default_model_name
 
 app = group("models")
 app.command("fit-lens")(fit_lens)
+app.command("fit-probe")(fit_probe)
 app.command("graph")(graph)
 
 

@@ -8,7 +8,10 @@ from tests.examples.test_examples import EXAMPLES, succeed
 from tools.docs.snippets import ROOT, Block, check
 
 MAX_BYTES = 60_000
-FIGURES = ("alignment", "hopfield_completion", "kernel_regression", "softmax_saturation", "window_cost")
+FIGURES = (
+    "alignment", "heads_that_link", "hopfield_completion", "kernel_regression", "softmax_saturation", "steering",
+    "stop_at_a_name", "window_cost",
+)  # fmt: skip
 
 
 def shown(name: str) -> Block:
@@ -111,3 +114,28 @@ def test_the_alignment_becomes_anti_diagonal(draw):
     assert max(before) < 0.3
     assert after[0] >= 0.95
     assert after[1] >= 0.95
+
+
+@pytest.mark.slow
+def test_one_head_looks_at_the_names_before_one_is_repeated(draw):
+    printed = draw("heads_that_link")
+    assert printed.startswith("from before a repeated name: L1H0 ")
+    assert numbers(printed, "from before a repeated name: L1H0")[0] > 0.4
+
+
+@pytest.mark.slow
+def test_a_probe_tells_that_a_name_comes_and_ends_the_text_at_it(draw):
+    printed = draw("stop_at_a_name")
+    assert numbers(printed, "AUC of L1H0's weight at names:")[0] > 0.95
+    texts = [line.partition("stop: ")[2] for line in printed.splitlines() if line.startswith("stop: ")]
+    assert len(texts) == 2
+    for text in texts:
+        before, _, added = text.partition("|")
+        assert added.split()[-1] in before
+
+
+@pytest.mark.slow
+def test_a_steering_vector_moves_the_margin_with_its_scale(draw):
+    printed = draw("steering")
+    margins = [numbers(re.sub(r"after layer \d", "", printed), f"margin at scale {scale}:") for scale in (-3, 0, 3)]
+    assert all(low < none < high for low, none, high in zip(*margins, strict=True))

@@ -12,7 +12,7 @@ from tests.web.conftest import DARK, NEEDS_AXE, PHONE, facts
 
 VIEWS = (
     "model", "text", "overview", "head", "query", "compare", "edit", "effects", "gradient", "rollout", "circuits",
-    "decode", "cost", "learn", "tour", "find",
+    "decode", "cost", "learn", "tour", "find", "steer",
 )  # fmt: skip
 
 
@@ -144,6 +144,7 @@ def test_views_are_five_groups_for_pointer_and_keys(visit):
         "Edit",
         "Effects",
         "Decode",
+        "Steer",
     ]
     groups.first.click()
     groups.nth(1).click()

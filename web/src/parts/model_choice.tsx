@@ -11,11 +11,13 @@ interface ModelChoiceProps {
   able: (model: ModelInfo) => boolean;
   /** The sentence that is shown where there is no model. */
   none: string;
+  /** Parameters of one model, which another has not. */
+  own?: string[];
   children: (model: ModelInfo) => ComponentChildren;
 }
 
 /** A choice of the models that can be asked, and what follows from it. */
-export function ModelChoice({ able, none, children }: ModelChoiceProps) {
+export function ModelChoice({ able, none, own = [], children }: ModelChoiceProps) {
   const { params, go, models } = usePage();
   if (!models) return <Waiting what="Asking the server for its models" />;
   const found = models.filter((each) => !each.refused && able(each));
@@ -24,7 +26,7 @@ export function ModelChoice({ able, none, children }: ModelChoiceProps) {
   return (
     <>
       <div class="fields subject">
-        <Choice wide label="Model" value={model.id} set={(id) => go({ source: `model:${id}`, layer: "", head: "" })} options={found.map((each) => [each.id, modelLabel(each)] as const)} />
+        <Choice wide label="Model" value={model.id} set={(id) => go({ source: `model:${id}`, layer: "", head: "", ...Object.fromEntries(own.map((name) => [name, ""])) })} options={found.map((each) => [each.id, modelLabel(each)] as const)} />
       </div>
       {children(model)}
     </>

@@ -1,27 +1,25 @@
 /** The fitted Jacobian lenses of a model: the choice of one to read by, the fit of a new one with its price first, and their removal. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { call } from "../../server/api";
-import type { ApiRequest } from "../../server/api";
+import type { ProblemDocument } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { bytes, count, duration, short } from "../../numbers/format";
 import type { ModelComplexityReply, PassCost } from "../../server/types";
-import { Answer, Remover, useWork } from "../../parts/work";
-import { Area, Button, Choice, Faulty, Field, ProblemBox, Table } from "../../parts/ui";
+import { FitActions, FitState, useFits } from "../../parts/fits";
+import type { Fit } from "../../parts/fits";
+import { Answer } from "../../parts/work";
+import { Area, Choice, Faulty, Field, ProblemBox, Table } from "../../parts/ui";
 
-interface LensInfo {
-  id: string;
+interface LensInfo extends Fit {
   created: string;
   texts: number;
   skip_first?: number | null;
   max_tokens?: number | null;
   layers: number[];
-  state: "fitting" | "ready";
-  progress: number;
   bytes: number;
 }
 
-const REPORTS_S = 1; // seconds between two reports of a fit
 const RESTS_MS = 400; // without a key pressed, after which texts are priced
 
 const named = ({ id, texts }: LensInfo) => `Jacobian lens ${short(id)}${texts ? ` of ${texts} ${texts === 1 ? "text" : "texts"}` : ""}`;
@@ -29,42 +27,11 @@ const named = ({ id, texts }: LensInfo) => `Jacobian lens ${short(id)}${texts ? 
 /** The lenses of a model; `chosen` is the one that the view reads by, none for the logit lens. */
 export function FittedLenses({ id, chosen }: { id: string; chosen: string | undefined }) {
   const { go } = usePage();
-  const [round, ask] = useState(0);
-  const { busy, problem, done, run } = useWork();
-  const path = `v1/models/${encodeURIComponent(id)}/lenses`;
-  const { value, problem: unlisted } = useLoaded(`${id}/${round}`, (signal) => call<{ lenses: LensInfo[] }>("GET", path, undefined, signal));
-  const lenses = value?.lenses ?? [];
-  const ready = lenses.filter(({ state }) => state === "ready");
-  const fitting = busy || lenses.some(({ state }) => state === "fitting");
-  useEffect(() => {
-    if (!fitting) return;
-    const timer = setInterval(() => ask((times) => times + 1), 1000 * REPORTS_S);
-    return () => clearInterval(timer);
-  }, [fitting]);
-  const stopped = useRef("");
-  const fit = (body: { texts: string[] } & Record<string, unknown>) => run(async () => {
-    const request: ApiRequest = { method: "POST", path, body };
-    let made: LensInfo | null = null;
-    try {
-      do made = await call<LensInfo>("POST", path, { ...body, wait_s: made ? REPORTS_S : 0 });
-      while (made.state === "fitting");
-    } catch (fault) {
-      if (made === null || stopped.current !== made.id) throw fault;
-      return { text: "Stopped the fit.", request: { method: "DELETE", path: `v1/lenses/${made.id}` } };
-    } finally {
-      ask((times) => times + 1);
-    }
+  const { all: lenses, ready, unlisted, busy, problem, done, fit, end } = useFits<LensInfo>(id, "lenses", (lens) => lens === chosen && go({ lens: "" }));
+  const make = (body: { texts: string[] } & Record<string, unknown>) => fit(body, (made) => {
     go({ lens: made.id });
-    return { text: `Fitted a lens over ${body.texts.length} texts; the view reads by it.`, request };
+    return `Fitted a lens over ${body.texts.length} texts; the view reads by it.`;
   });
-  const end = async (lens: string) => {
-    const request: ApiRequest = { method: "DELETE", path: `v1/lenses/${lens}` };
-    stopped.current = lens;
-    await call(request.method, request.path);
-    ask((times) => times + 1);
-    if (lens === chosen) go({ lens: "" });
-    return { text: "Deleted the lens.", request };
-  };
   const options: [string, string][] = [["", "logit lens: the model's own unembedding"], ...ready.map((each): [string, string] => [each.id, named(each)])];
   if (chosen && !ready.some((each) => each.id === chosen)) options.push([chosen, `Jacobian lens ${short(chosen)}`]);
   return (
@@ -77,20 +44,13 @@ export function FittedLenses({ id, chosen }: { id: string; chosen: string | unde
         {lenses.length > 0 && <Table caption={`Fitted lenses of ${id}`} quiet rows={lenses} columns={[
           { head: "lens", header: true, cell: (each) => short(each.id) },
           { head: "texts", number: true, cell: (each) => each.texts || "—" },
-          { head: "state", cell: (each) => (each.state === "ready" ? "ready" : <span class="actions"><progress value={each.progress} max={1} aria-label={`Fitting ${short(each.id)}`} /> {Math.round(100 * each.progress)} %</span>) },
-          { head: <span class="hidden">actions</span>, cell: (each) => (
-            <span class="actions">
-              {each.state === "fitting" ? <Button class="quiet" aria-label={`Stop the fit of ${short(each.id)}`} onClick={() => void end(each.id).catch(() => undefined)}>Stop</Button> : <>
-                <Button class="quiet" aria-label={`Read by ${short(each.id)}`} disabled={each.id === chosen} onClick={() => go({ lens: each.id })}>Read</Button>
-                <Remover name={short(each.id)} remove={() => run(() => end(each.id))} />
-              </>}
-            </span>
-          ) },
+          { head: "state", cell: (each) => <FitState of={each} /> },
+          { head: <span class="hidden">actions</span>, cell: (each) => <FitActions of={each} word="Read by" chosen={each.id === chosen} choose={() => go({ lens: each.id })} end={end} /> },
           { head: "left out", number: true, title: "the first tokens of each text that are left out", cell: (each) => each.skip_first ?? "—" },
           { head: "layers", cell: ({ layers }) => (layers.length ? `${layers[0]} to ${layers[layers.length - 1]}` : "—") },
           { head: "bytes", number: true, cell: (each) => (each.bytes ? bytes(each.bytes) : "—") },
         ]} />}
-        <NewLens id={id} busy={busy} problem={problem} fit={fit} />
+        <NewLens id={id} busy={busy} problem={problem} fit={make} />
         <Answer problem={problem} done={done} />
       </details>
     </>
@@ -100,7 +60,7 @@ export function FittedLenses({ id, chosen }: { id: string; chosen: string | unde
 interface NewLensProps {
   id: string;
   busy: boolean;
-  problem: ReturnType<typeof useWork>["problem"];
+  problem: ProblemDocument | null;
   fit: (body: { texts: string[] } & Record<string, unknown>) => void;
 }
 

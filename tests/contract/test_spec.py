@@ -127,9 +127,9 @@ def test_the_examples_of_the_design_are_valid(model, data):
 def test_every_tap_of_the_design_may_be_returned_and_all_but_lse_edited():
     names = ["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
     assert {*names, "lse"} == set(get_args(Tap))
-    assert {*names, "gate", "index_scores", "mlp", "hidden", "embeddings"} == set(
+    assert {*names, "gate", "index_scores", "mlp", "router", "hidden", "embeddings"} == set(
         get_args(EditableTap)
-    )  # the last five in whole models
+    )  # the last six in whole models
     assert ForwardRequest.model_validate({"query": [1.0]}).return_ == ["output"]
 
 

@@ -33,6 +33,7 @@ EditableTap = Literal[
     "gate",
     "index_scores",
     "mlp",
+    "router",
     "hidden",
     "embeddings",
 ]
@@ -117,6 +118,8 @@ class Edit(WireModel):
     """Query rows to edit; null for all."""
     keys: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """Keys to edit; null for all."""
+    experts: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """Experts to edit, of tap ``router``; null for all."""
     set: float | None = None
     """Set the selected part to this number (0 knocks it out)."""
     value: FloatArray | None = None

@@ -39,7 +39,7 @@ MAX_PREDICTED: Final = 16_384
 ModelTap = LayerTap | Literal["embeddings", "logits", "pooled"]
 _OF_ALL: Final = frozenset({"logits", "pooled", "tokens", "embeddings"})
 """Returned tensors that no layer has."""
-_WHOLE_TAPS: Final = _OF_ALL | {"hidden", "mlp", "output"}
+_WHOLE_TAPS: Final = _OF_ALL | {"hidden", "mlp", "router", "output"}
 """Returned tensors that ``select`` does not narrow."""
 
 
@@ -48,11 +48,11 @@ class ModelForwardRequest(ModelInput):
 
     return_: Listed[ModelTap] = Field(default_factory=list, alias="return", max_length=MAX_TAPS)
     """Taps of the attention of each layer, as ``taps`` of the layers of a model names them; ``mlp``, what the MLP of
-    each layer adds; ``hidden``, the output of each layer; ``embeddings`` of the model; ``logits``, for all tokens of
-    the vocabulary; ``pooled``, one vector for each image."""
+    each layer adds; ``router``, the weights of its experts; ``hidden``, the output of each layer; ``embeddings`` of the
+    model; ``logits``, for all tokens of the vocabulary; ``pooled``, one vector for each image."""
     select: Select | None = None
-    """The heads and queries of those taps, but for ``output``, ``mlp``, ``hidden``, ``embeddings``, ``logits`` and
-    ``pooled``; default: all."""
+    """The heads and queries of those taps, but for ``output``, ``mlp``, ``router``, ``hidden``, ``embeddings``,
+    ``logits`` and ``pooled``; default: all."""
     positions: TokenPositions | None = None
     """The positions of the tokens whose predictions are returned, counted within each text, negative ones from its end;
     default: the last; of a model that classifies tokens all, and of one that finds an answer in a text the likeliest
@@ -414,6 +414,10 @@ class LayerTaps(Taps):
     weight of another key is 0 since it was not looked at."""
     mlp: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: what the MLP of the layer adds to the states, of experts the sum."""
+    router: IfRequested[FloatArray] = ABSENT
+    """``[B, L, E]``: the weight of each of the E experts of the layer, 0 for one that is not taken: behind softmax or
+    sigmoid, the choice, norms and factors, as it multiplies the output of the expert. ``mlp`` is the sum of weights
+    times outputs, and what experts that every token takes add beside it."""
     hidden: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: the state after the layer that has this attention, before the final norm;
     ``[B, L, streams, d_model]`` with hyper-connections."""

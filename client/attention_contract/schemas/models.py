@@ -53,11 +53,11 @@ def default_model_name(checkpoint: str) -> str:
 
 KeysOf = Literal["tokens", "compressed", "decoder + encoder", "windows"]
 LayerKind = Literal["attention", "linear", "state_space"]
-LayerTap = Tap | Literal["gate", "index_scores", "chosen", "mlp", "hidden"]
+LayerTap = Tap | Literal["gate", "index_scores", "chosen", "mlp", "router", "hidden"]
 """The taps of a layer of a model: those of its attention; ``mlp``, what its MLP adds to the states, of experts the sum;
-and ``hidden``, the state after the layer, before the final norm. ``gate`` is what a gated attention multiplies its
-context by. An attention that chooses keys has ``index_scores``, by which its indexer chooses, and ``chosen``, the keys
-that a query may look at."""
+``router``, the weights of the experts in that sum; and ``hidden``, the state after the layer, before the final norm.
+``gate`` is what a gated attention multiplies its context by. An attention that chooses keys has ``index_scores``, by
+which its indexer chooses, and ``chosen``, the keys that a query may look at."""
 
 
 class ModelLayer(WireModel):

@@ -24,12 +24,13 @@ AXES: dict[str, dict[str, int]] = {
     "index_scores": {"queries": 1, "keys": 2},
     "chosen": {"queries": 1, "keys": 2},
     "mlp": {"queries": 1},
+    "router": {"queries": 1, "experts": 2},
     "hidden": {"queries": 1},
     "embeddings": {"queries": 1},
 }
 """The dimensions of each tap by name; ``output`` is that of a module, ``[B, Q, d_model]``. Only layers of whole models
-have ``gate`` and ``index_scores [B, Q, candidates]`` (``models.passes.module_taps``), ``chosen``, and the states
-``mlp`` and ``hidden [B, Q, d_model]``; only models have ``embeddings [B, Q, d_model]``."""
+have ``gate`` and ``index_scores [B, Q, candidates]`` (``models.passes.module_taps``), ``chosen``, the states ``mlp``
+and ``hidden [B, Q, d_model]``, and ``router [B, Q, experts]``; only models have ``embeddings [B, Q, d_model]``."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class BoundEdit:
     """Broadcastable as ``value`` is; a number has no dimensions."""
     renormalize: bool = False
     """Divide the touched rows of ``weights`` by their sums; a row that sums to zero stays as it is."""
+    experts: tuple[int, ...] | None = None
+    """Indices of the experts of a router."""
     real_keys: bool = False
     """True if padded keys keep weight 0, so that the texts of a batch do not change each other."""
 

@@ -20,7 +20,7 @@ from attention_contract.tensors import Encoding, FloatArray
 MAX_SAMPLES: Final = 2**20
 """Tokens, or texts, that a probe is fitted to."""
 ProbeId = RecordingId
-ProbePoint = Literal["hidden", "output", "mlp", "q", "k", "v", "context"]
+ProbePoint = Literal["hidden", "output", "mlp", "router", "q", "k", "v", "context"]
 ProbeMethod = Literal["logistic", "ridge"]
 Label = Annotated[int, Field(ge=0, le=1)]
 PositionsOfText = Annotated[list[int], Field(min_length=1, max_length=MAX_INDICES)]
@@ -31,7 +31,8 @@ class StateFeature(WireModel):
 
     point: ProbePoint
     """``hidden``: the state after the layer, before the final norm. ``output``: what its attention returns.
-    ``mlp``: what its MLP adds. ``q``, ``k``, ``v``, ``context``: those taps of all its heads, one behind the other."""
+    ``mlp``: what its MLP adds. ``router``: the weights of its experts. ``q``, ``k``, ``v``, ``context``: those taps of
+    all its heads, one behind the other."""
     layer: LayerRef | Literal["all"]
     """``all``: a probe for each layer that reads the text."""
 
@@ -203,7 +204,8 @@ class Watch(WireModel):
     """A probe that scores tokens while a model reads or generates them."""
 
     probe: ProbeId
-    """Its id; it is of a state, ``hidden``, ``output`` or ``mlp``, or of a steering vector, of this model."""
+    """Its id; it is of this model: of a state, ``hidden``, ``output``, ``mlp`` or ``router``, or of a steering vector.
+    """
     stop: WatchStop | None = None
     """The rule that ends a generated text."""
     prompt: bool = False

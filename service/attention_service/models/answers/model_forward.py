@@ -32,7 +32,7 @@ from attention_service.models.passes.attention_pass import NOTHING, AttentionPas
 from attention_service.models.passes.attention_places import MEDIA
 from attention_service.models.passes.points import EMBEDDINGS, Point
 
-_AROUND: Final = frozenset({"hidden", "mlp", "logits", "output", "pooled", "embeddings"})
+_AROUND: Final = frozenset({"hidden", "mlp", "router", "logits", "output", "pooled", "embeddings"})
 """Returned tensors that are not made by the attention function."""
 
 
@@ -91,10 +91,10 @@ def recorded_forward(
     attention_pass.own = own
     twice = not own and _is_twice(loaded, request, checked)
     before = None if twice else _other_rows(loaded, request, checked, predicted)
-    around: list[ModelTap] = [name for name in ("hidden", "mlp") if name in wanted]
+    around: list[ModelTap] = [name for name in ("hidden", "mlp", "router") if name in wanted]
     for name, place in product(around, checked.places):
         loaded.runner.check_tap(place, name, "read", f"return.{request.return_.index(name)}")
-    read = states_to_read(loaded, checked, wanted & {"output", "mlp"}, hidden=keep or "hidden" in wanted)
+    read = states_to_read(loaded, checked, wanted & {"output", "mlp", "router"}, hidden=keep or "hidden" in wanted)
     read |= dict.fromkeys([EMBEDDINGS] if "embeddings" in wanted else (), ON_HOST)
     read |= {probe.point: WHOLE for probe in checked.watch if probe.point not in read}
     run = (_run_twice if twice else _run)(loaded, checked, attention_pass, predicted, read)
@@ -125,7 +125,7 @@ def recorded_forward(
         fields["pooled"] = to_numpy(vectors if several else vectors[0])
     for place in checked.places if wanted - {"logits", "pooled", "embeddings"} else ():
         layer = {name: found[place.key][name] for name in taps}
-        for name in ("output", "mlp", "hidden"):
+        for name in ("output", "mlp", "router", "hidden"):
             if name in wanted:
                 batched = checked.several(place) if name == "output" else checked.several_states(place)
                 array = to_numpy(run.at[place.key, name])

@@ -296,6 +296,8 @@ class PassMemory:
                 numbers += batch * length * keys
             elif tap in {"hidden", "mlp", "output"}:
                 numbers += batch * length * max(self._sizes.width, place.output_width)
+            elif tap == "router":
+                numbers += batch * length * (self._loaded.runner.width((place.key, tap)) or 0)
             elif tap not in {"logits", "embeddings"}:
                 numbers += batch * place.widths.heads * max(length, keys) * width
         return 4 * (numbers * (2 if request.compare else 1) + self._recorded(checked, place, keep=request.keep))

@@ -46,6 +46,8 @@ def check_edit(runner: ModelRunner, place: AttentionPlace, edit: Edit, bound: Bo
     sizes = {"output": _state(bound, place.output_width)}
     if edit.tap in {"mlp", "hidden"}:
         sizes[edit.tap] = _state(bound, runner.width((place.key, edit.tap)) or place.output_width)
+    if edit.tap == "router":
+        sizes["router"] = _state(bound, runner.width((place.key, "router")) or 0)
     if place.beside.gate is not None:
         sizes[GATE] = bound.replaced(value_dim=place.beside.gate.width)
     if place.beside.rate is not None:

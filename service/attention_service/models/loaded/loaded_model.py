@@ -37,6 +37,7 @@ from attention_service.models.loaded.model_attentions import find_attentions, fi
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.loaded.model_runner import ModelRunner
 from attention_service.models.loaded.padding_trial import choose_padding, find_least_length
+from attention_service.models.loaded.streams.expert_routers import RouterTrials
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import compute_in_float64
@@ -169,8 +170,12 @@ class LoadedModel:
 
     @cached_property
     def layer_states(self) -> Mapping[LayerKey, LayerStates]:
-        """The states of each layer and its MLP's output, which short runs find when they are first asked for."""
-        return find_layer_states(self.all_places, self.reader.short_runs(), self._run_bare, self.model.dtype)
+        """The states, the MLP and the router of each layer, which short runs find when they are first asked for."""
+        places, dtype = self.all_places, self.model.dtype
+        routers = RouterTrials(places, dtype)
+        with routers.watching():
+            states = find_layer_states(places, self.reader.short_runs(), self._run_bare, dtype)
+        return routers.beside(states)
 
     @cached_property
     def runner(self) -> ModelRunner:

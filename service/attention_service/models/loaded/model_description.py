@@ -67,7 +67,7 @@ def _described(loaded: LoadedModel, place: AttentionPlace) -> ModelLayer:
         taps=taps,
         edits=[tap for tap in get_args(EditableTap) if refuses((place.key, tap), "edit") is None],
         gradients=[tap for tap in taps if tap in get_args(ModelGradient)],
-        refused={tap: why for tap, why in reasons.items() if why is not None and tap not in MODULE_TAPS},
+        refused={tap: why for tap, why in reasons.items() if why is not None and tap not in MODULE_TAPS | {"router"}},
     )
 
 

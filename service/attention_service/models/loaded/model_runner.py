@@ -23,7 +23,7 @@ from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_hooks import State
 from attention_service.models.passes.module_taps import MODULE_TAPS
-from attention_service.models.passes.points import EMBEDDINGS, Point, Points
+from attention_service.models.passes.points import EMBEDDINGS, TOLD, Point, Points
 from attention_service.models.passes.shared_layers import KeptStates, Resumed, SharedLayers
 
 _FIRST_LOGITS: Final = torch.tensor([0])
@@ -138,10 +138,10 @@ class ModelRunner:
         if layer is None or name in {"before", "entering", "embeddings"}:
             return self._refuses_entering(point, use)
         place = self.points.place(layer)
-        reason = self.points.refusal(point) if name == "mlp" else None
+        reason = self.points.refusal(point)
         if reason is None and name in {"mlp", "hidden"} and use in {"edit", "generate"}:
             reason = place.refusal("hidden") or self._unedited(place)
-        if reason is not None or name == "mlp":
+        if reason is not None or name in TOLD:
             return reason
         if use == "generate" and place.mixes != "attention":
             return "it mixes tokens by a running state, which is not edited while tokens are generated"
@@ -158,9 +158,12 @@ class ModelRunner:
         return f"{self._entering.width}, so that embeddings are not edited"
 
     def width(self, point: Point) -> int | None:
-        """The width of the states at a point; None if it is a grid, or several states of a token, or is not seen."""
+        """The width of the states at a point; None if it is a grid, or several states of a token, or is not seen.
+
+        That of a router is the number of experts.
+        """
         if point[0] is not None:
-            return self.points.width(point[0])
+            return (self.points.experts if point[1] == "router" else self.points.width)(point[0])
         return None if isinstance(self._entering.width, str) else self._entering.width
 
     def _unedited(self, place: AttentionPlace) -> str | None:

@@ -32,7 +32,7 @@ from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import LayerKey
 
 _EVERYTHING: Final = Selection()
-STATE_TAPS: Final = frozenset({"output", "mlp", "hidden", "embeddings"})
+STATE_TAPS: Final = frozenset({"output", "mlp", "router", "hidden", "embeddings"})
 """The taps that are states between modules, edited behind the module that makes them (``points``)."""
 
 

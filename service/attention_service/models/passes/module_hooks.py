@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 State = Callable[[Tensor], Tensor | None]
 """Takes a state ``[B, L, d_model]``, and returns one to put in its place, or None."""
+Change = Callable[[Sequence[Any], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+"""Takes the arguments of a call by place and by name, and returns those to put in their place, or None."""
 OnCall = Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], None]
 """Is told of a call that begins: the module, its arguments by place, and those by name."""
 OnReturn = Callable[[nn.Module, Sequence[Any], Mapping[str, Any], Any], None]
@@ -56,6 +58,15 @@ def before(module: nn.Module, change: State) -> Callable[[], None]:
             return None if changed is None else ((changed, *args[1:]), options)
         changed = _batched(change, options["hidden_states"])
         return None if changed is None else (args, options | {"hidden_states": changed})
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True).remove
+
+
+def before_call(module: nn.Module, change: Change) -> Callable[[], None]:
+    """Call ``change`` with the arguments of a module. Returns the function that ends it."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return change(args, options)
 
     return module.register_forward_pre_hook(hook, with_kwargs=True).remove
 

@@ -1,15 +1,15 @@
 """The points of a model at which states are read, kept in the graph or replaced, and the one way to do so.
 
-A point is a layer's key and a name: ``hidden``, ``mlp``, ``output``, ``before``, ``entering`` (the states that enter
-its stack), or a tap of its attention; of the model ``embeddings``, what its table of tokens returns. States are
-``[B, L, width]`` at every point, whatever modules say.
+A point is a layer's key and a name: ``hidden``, ``mlp``, ``router``, ``output``, ``before``, ``entering`` (the states
+that enter its stack), or a tap of its attention; of the model ``embeddings``, what its table of tokens returns. States
+are ``[B, L, width]`` at every point, whatever modules say; a router's are the weights of the E experts, ``[B, L, E]``.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,7 +17,16 @@ from attention_contract.schemas.attention import Edit
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.models.passes.attention_pass import STATE_TAPS, AttentionPass, OwnTexts
 from attention_service.models.passes.attention_places import AttentionPlace, turns_of
-from attention_service.models.passes.module_hooks import State, after, before, on_turn, one_by_one
+from attention_service.models.passes.expert_weights import ExpertCall, texts_of
+from attention_service.models.passes.module_hooks import (
+    State,
+    after,
+    before,
+    before_call,
+    noting_calls,
+    on_turn,
+    one_by_one,
+)
 from attention_service.runtime.operations import compute
 from attention_transformers.model_layers import LayerKey
 
@@ -28,8 +37,13 @@ EMBEDDINGS: Final[Point] = (None, "embeddings")
 images or sounds, perhaps beside text, what its first layer is given."""
 EDITED_EMBEDDINGS: Final = "embeddings"
 """The key of a pass's task that edits them, in the place of a layer's."""
-STATES: Final = frozenset({"hidden", "mlp", "output", "before", "entering"})
+STATES: Final = frozenset({"hidden", "mlp", "router", "output", "before", "entering"})
 """The names of points of a layer that are states between modules; the others are taps of its attention."""
+TOLD: Final = frozenset({"mlp", "router"})
+"""The points of a layer that a short run tells, or the reason for which there are none."""
+NO_ROUTER: Final = (
+    "no module is seen in its layer that is given weights for the outputs of experts, so it has no router"
+)
 ONCE: Final = sys.maxsize
 """The turns of a module of which only the first call of a run counts."""
 
@@ -47,6 +61,8 @@ class Site:
     """The calls of the module in one pass."""
     batch_first: Callable[[State], State] | None = None
     """Makes a change of states ``[B, L, width]`` one of the states that the module has; None if they are such."""
+    experts: ExpertCall | None = None
+    """The weights of experts that the module is given beside its states, if they are the point."""
 
 
 class LayerStates(NamedTuple):
@@ -56,6 +72,12 @@ class LayerStates(NamedTuple):
     """The site of what its MLP adds, or the reason for which it is not told."""
     width: int | None
     """The width of the state behind the layer; None if it is a grid, or several states of a token, or is not seen."""
+    router: Site | str = NO_ROUTER
+    """The site of the weights of its experts, or the reason for which there are none."""
+
+    def named(self, name: str) -> Site | str:
+        """The site of ``mlp`` or ``router``, or the reason for which there is none."""
+        return self.router if name == "router" else self.mlp
 
 
 class Points:
@@ -88,14 +110,19 @@ class Points:
     def refusal(self, point: Point) -> str | None:
         """The reason for which there is no such state; None if there is. Raises KeyError for a layer that is not."""
         layer, name = point
-        if layer is None or name != "mlp":
+        if layer is None or name not in TOLD:
             return None
-        site = self._layers()[layer].mlp
+        site = self._layers()[layer].named(name)
         return site if isinstance(site, str) else None
 
     def width(self, layer: LayerKey) -> int | None:
         """The width of the states of a layer, as ``LayerStates`` has it. Raises KeyError for a layer that is not."""
         return self._layers()[layer].width
+
+    def experts(self, layer: LayerKey) -> int | None:
+        """The number of experts of a layer; None if no router is seen. Raises KeyError for a layer that is not."""
+        site = self._layers()[layer].router
+        return None if isinstance(site, str) or site.experts is None else site.experts.experts
 
     def sites(self, point: Point) -> Sequence[Site]:
         """Return the sites of a point, of which each run passes one. Raises KeyError for a point that there is not."""
@@ -109,8 +136,8 @@ class Points:
         layer, name = point
         if layer not in self._places or name not in STATES:
             raise KeyError(point)
-        if name == "mlp":
-            site = self._layers()[layer].mlp
+        if name in TOLD:
+            site = self._layers()[layer].named(name)
             if isinstance(site, str):
                 raise KeyError(f"{point}: {site}")
             return (site,)
@@ -130,17 +157,42 @@ def changing(changes: Iterable[tuple[Site, State]]) -> Iterator[None]:
     """Make changes at these sites until the block ends; those of one site in their order."""
     calls: dict[tuple[nn.Module, bool], dict[int, list[State]]] = {}
     turns: dict[tuple[nn.Module, bool], int] = {}
+    routed: dict[tuple[nn.Module, bool], ExpertCall] = {}
     for site, change in changes:
         side = site.module, site.given
         own = change if site.batch_first is None else site.batch_first(change)
         calls.setdefault(side, {}).setdefault(site.turn, []).append(own)
         turns[side] = max(site.turns, turns.get(side, 1))
+        if site.experts is not None:
+            routed[side] = site.experts
     with ExitStack() as stack:
         for side, by_turn in calls.items():
             module, given = side
             each = {turn: one_by_one(made) if len(made) > 1 else made[0] for turn, made in by_turn.items()}
             change = each[0] if turns[side] == 1 else on_turn(each, turns[side])
-            stack.callback((before if given else after)(module, change))
+            if side in routed:
+                stack.enter_context(_weighing(module, routed[side], change))
+            else:
+                stack.callback((before if given else after)(module, change))
+        yield
+
+
+@contextmanager
+def _weighing(module: nn.Module, call: ExpertCall, change: State) -> Iterator[None]:
+    """Make a change of the weights ``[B, L, E]`` that a module is given for its experts."""
+    batch: list[int] = []
+
+    def note(_: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        state = args[0] if args else options["hidden_states"]
+        batch[:] = texts_of(state)
+
+    def changed(args: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        weights = call.weights(args, options)
+        new = change(weights.view(*batch, call.experts))
+        return None if new is None else call.changed(args, options, weights, new.reshape(weights.shape))
+
+    with noting_calls([call.layer], note), ExitStack() as stack:
+        stack.callback(before_call(module, changed))
         yield
 
 

@@ -27,7 +27,7 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
     """Raise InvalidRequest, for the field ``param``, if this tap has no meaning with this spec."""
     if tap == "output" or tap in taps_of(spec):
         return
-    if tap in {"gate", "index_scores", "mlp", "hidden", "embeddings"}:
+    if tap in {"gate", "index_scores", "mlp", "router", "hidden", "embeddings"}:
         raise InvalidRequest.at(param, f"only whole models and their layers may have {tap}; leave it out")
     if approximation_of(spec) is not None:
         raise InvalidRequest.at(
@@ -112,6 +112,7 @@ def check_edit_sizes(edit: Edit, bound: BoundRequest, param: str) -> None:
         "heads": (edit.heads, heads),
         "queries": (edit.queries, bound.queries),
         "keys": (edit.keys, bound.keys),
+        "experts": (edit.experts, bound.output_shape[-1]),
     }
     has = AXES[edit.tap]
     part: list[int] = [bound.batch]

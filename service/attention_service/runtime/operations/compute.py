@@ -230,6 +230,7 @@ def bind_edits(
             edit.scale,
             None if edit.added is None else converted(edit.added, f"edits.{index}.add", device, dtype),
             edit.renormalize,
+            as_tuple(edit.experts),
             real_keys,
         )
         for index, edit in enumerate(edits)

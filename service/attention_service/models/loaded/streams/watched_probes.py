@@ -83,7 +83,7 @@ def _read(loaded: LoadedModel, watch: Watch, path: Path, param: str) -> WatchedP
             layer, point = facts.layer, _point(facts)
             if point not in STATE_TAPS or layer is None:
                 raise InvalidRequest.at(
-                    f"{param}.probe", f"it is a probe of {point}; tokens are watched at hidden, output and mlp"
+                    f"{param}.probe", f"it is a probe of {point}; tokens are watched at hidden, output, mlp and router"
                 )
             weights: Tensor = file.get_tensor(f"{WEIGHTS}{layer}")
     except FileNotFoundError:

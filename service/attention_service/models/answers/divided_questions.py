@@ -34,7 +34,7 @@ def may_divide(loaded: LoadedModel, request: TextsRequest, checked: CheckedReque
     """
     inputs, edits = checked.inputs, [edit for each in checked.edits.values() for edit in each]
     alike = loaded.stacks_texts and loaded.head.unit != "choice" and checked.repeats and inputs.media is None
-    return inputs.several and alike and not (request.alone or differ_by_text(edits) or checked.watch)
+    return inputs.several and alike and not (request.alone or differ_by_text(edits))
 
 
 def divided(
@@ -111,7 +111,7 @@ def _joined(parts: Sequence[Any], name: str = "") -> Any:
     if isinstance(first, Mapping):
         return {key: _joined([part[key] for part in parts]) for key in first}
     if isinstance(first, list):
-        if name == "layers":
+        if name in {"layers", "watched"}:
             return [_joined(layer) for layer in zip(*parts, strict=True)]
         return [each for part in parts for each in part]
     return first

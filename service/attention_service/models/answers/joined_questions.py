@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from attention_contract.base import ABSENT, WireModel, valid
+from attention_contract.schemas.analyses.probes import ProbeScores
 from attention_contract.schemas.model_requests import (
     LayerWeights,
     ModelForwardReply,
@@ -56,7 +57,7 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
     apart = None if checked.adapter is None or checked.adapter.mixes else checked.adapter
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
-        several_taps = several_taps or any(inputs.answers) or bool(checked.watch)
+        several_taps = several_taps or any(inputs.answers)
         plain = loaded.head.predicts == "next" and request.select is None and not several_taps
         return (ModelForwardRequest, apart, request.top_k, request.compare) if plain else None
     heads = None if request.select is None else tuple(request.select.heads or ())
@@ -79,7 +80,8 @@ def joined_replies(loaded: LoadedModel, questions: Sequence[Question]) -> list[W
     request = _of_all(questions)
     stack = loaded.reader.batch([text for _, checked in questions for text in _texts(checked.inputs.text)])
     inputs = Inputs(several=True, text=stack, target=None, arguments=loaded.reader.arguments(stack))
-    whole = replace(questions[0][1], inputs=inputs, edits={})
+    watch = {probe.id: probe for _, checked in questions for probe in checked.watch}
+    whole = replace(questions[0][1], inputs=inputs, edits={}, watch=[*watch.values()])
     places = _places(loaded, questions)
     edited = [texts for (_, checked), texts in zip(questions, places, strict=True) if checked.edits]
     with loaded.adapters.of_rows([checked.adapter for _, checked in questions for _ in checked.inputs.text.ids]):
@@ -139,6 +141,8 @@ def _parted(
         weights = weights_with(loaded, checked.adapter)
         ran = reply.ran.model_copy(update={"joined": len(questions), "kernels": kernels, "weights": weights})
         fields = part(reply, own, several) | {"labels": labels if several else labels[0], "ran": ran}
+        if isinstance(reply, ModelForwardReply):
+            fields["watched"] = _watched_part(reply, checked, own) if checked.watch else ABSENT
         found.append(reply.model_copy(update=fields))
     return found
 
@@ -150,6 +154,16 @@ def _forward_part(reply: ModelForwardReply, texts: OwnTexts, _: bool) -> dict[st
         for each in reply.predictions if each.text in rows
     ]  # fmt: skip
     return {"predictions": shown}
+
+
+def _watched_part(reply: ModelForwardReply, checked: CheckedRequest, texts: OwnTexts) -> list[ProbeScores]:
+    """The scores of a request's texts by its probes, of those by the probes of all."""
+    scores = {each.probe: np.asarray(each.scores) for each in reply.watched}
+    row = texts.rows if checked.inputs.several else texts.rows.start
+    return [
+        valid(ProbeScores, {"probe": probe.id, "scores": scores[probe.id][row][..., texts.tokens]})
+        for probe in checked.watch
+    ]
 
 
 def _weights_part(reply: ModelWeightsReply, texts: OwnTexts, several: bool) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Generation by whole models: the arguments are those of OpenAI's API, and one more."""
 
-from collections.abc import Mapping, Sequence
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 from attention_client.arguments import DrawFields
 from attention_client.calls.base import Call, CallOptions, call
-from attention_client.calls.method import Group, WayT, method, streamed
+from attention_client.calls.method import Awaited, Blocking, Group, WayT, method, streamed
 from attention_client.media_files import AudioLike, sent
+from attention_client.sound_stream import SoundPiece, heard, heard_async
 from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.schemas.openai import (
@@ -19,9 +21,11 @@ from attention_contract.schemas.openai import (
 )
 from attention_contract.schemas.openai_api.responses import ModelResponse, ResponseEvent
 from attention_contract.schemas.openai_api.scoring import PairScores, Ranking
+from attention_contract.schemas.openai_api.sound_streams import SoundStreamEvent, SoundStreamStart
 from attention_contract.schemas.openai_api.tokenization import Tokenization
 from attention_contract.schemas.openai_api.transcriptions import GrowingSound, Transcription, TranscriptionEvent
 from attention_contract.schemas.text_similarity import Pooling
+from attention_contract.validation import validate
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
@@ -47,6 +51,16 @@ class CompletionFields(SamplingFields, total=False):
     logprob_token_ids: Sequence[int] | None
     add_special_tokens: bool | None
     echo: bool | None
+
+
+class SoundFields(TypedDict, total=False):
+    """The settings of the text of a sound; see ``client.models.transcribe``."""
+
+    language: str | None
+    prompt: str | None
+    temperature: float | None
+    alignment_heads: Sequence[tuple[int, int]] | None
+    adapter: str | None
 
 
 class TemplateFields(CallOptions, total=False):
@@ -198,6 +212,33 @@ class Generation(Group[WayT]):
         fields = {**locals(), "file": sent(file, "file", image=False)}
         del fields["whole"]
         return call(replace(whole, reply=TranscriptionEvent), _streaming(fields))
+
+    @overload
+    def stream_sound(
+        self: "Generation[Blocking]", model: str, pieces: Iterable[SoundPiece], *, rate: int = 16_000,
+        frames: int = 25, every_s: float = 1.0, ssl: ssl.SSLContext | None = None, **options: Unpack[SoundFields],
+    ) -> Iterator[SoundStreamEvent]: ...  # fmt: skip
+    @overload
+    def stream_sound(
+        self: "Generation[Awaited]", model: str, pieces: AsyncIterable[SoundPiece] | Iterable[SoundPiece], *,
+        rate: int = 16_000, frames: int = 25, every_s: float = 1.0, ssl: ssl.SSLContext | None = None,
+        **options: Unpack[SoundFields],
+    ) -> AsyncIterator[SoundStreamEvent]: ...  # fmt: skip
+    def stream_sound(
+        self: "Generation[Any]", model: str, pieces: Any, *, rate: int = 16_000, frames: int = 25,
+        every_s: float = 1.0, ssl: ssl.SSLContext | None = None, **options: Unpack[SoundFields],
+    ) -> Any:  # fmt: skip
+        """Yield the text of a sound while its pieces come, as from a microphone: ``delta`` by ``delta``, which stays.
+
+        ``pieces``: samples of one channel, ``rate`` a second, signed 16-bit or from −1 to 1; they are taken from by
+        another thread, or task. After each ``every_s`` seconds of sound the model hears on, and stops before the first
+        token whose ``alignment_heads`` look most at one of the last ``frames`` frames. The last event has the whole
+        ``text``. Raises ModelNotFound and InvalidRequest, and ConnectionFailed if the connection breaks.
+        """
+        start = validate(
+            SoundStreamStart, {"model": model, "rate": rate, "frames": frames, "every_s": every_s, **options}
+        )
+        return (heard_async if self._awaits else heard)(self._client.stream_settings(), start, pieces, ssl)
 
     @method
     def embed(

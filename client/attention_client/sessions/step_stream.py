@@ -1,15 +1,14 @@
 """``StepStream`` and ``AsyncStepStream``: steps of sessions as messages of one WebSocket connection."""
 
 import asyncio
-import logging
 import ssl
 import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
 
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from attention_client.arguments import ForwardFields, StepLike
 from attention_client.array_likes import TensorLike
@@ -17,12 +16,11 @@ from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, Calls, WayT, method
 from attention_client.connection_settings import StreamSettings
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
-from attention_client.trace_context import trace_headers
+from attention_client.web_sockets import connection_arguments, refused
 from attention_contract import operations
 from attention_contract.base import assembled
 from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable, from_problem
 from attention_contract.frames import MAX_FRAME_BYTES, reply_from_frame, to_frame
-from attention_contract.json_reading import from_json
 from attention_contract.schemas.attention import Tap
 from attention_contract.schemas.sessions import (
     SessionStep,
@@ -38,12 +36,7 @@ if TYPE_CHECKING:
     import websockets.sync.client as blocking
 
 PATH: Final = "/v1/sessions/stream"
-CLOSE_TIMEOUT_S: Final = 1.0
-"""Seconds that the end of a connection waits for the server's agreement."""
 _TOO_BIG: Final = 1009
-_WIRE: Final = logging.getLogger("attention_client.wire")
-_WIRE.setLevel(logging.INFO)
-"""The logger of websockets. At debug, it writes every header of a handshake, the API key among them."""
 StepMessage = SessionStep | StepsRequest
 Answer = StepReply | StepsReply
 Reply = Answer | StepProblem
@@ -117,9 +110,11 @@ class StepStream(StepCalls[Blocking]):
             from websockets.sync.client import connect  # noqa: PLC0415 - few calls need it
 
             try:
-                self._connection = self._opened.enter_context(connect(**_arguments(self._settings, self._ssl)))
+                self._connection = self._opened.enter_context(
+                    connect(**connection_arguments(self._settings, PATH, self._ssl))
+                )
             except (OSError, WebSocketException) as fault:
-                raise _refused(fault, self._settings) from fault
+                raise refused(fault, self._settings) from fault
         return self._connection
 
 
@@ -174,9 +169,9 @@ class AsyncStepStream(StepCalls[Awaited]):
                 from websockets.asyncio.client import connect  # noqa: PLC0415 - few calls need it
 
                 try:
-                    connection = await connect(**_arguments(self._settings, self._ssl))
+                    connection = await connect(**connection_arguments(self._settings, PATH, self._ssl))
                 except (OSError, WebSocketException) as fault:
-                    raise _refused(fault, self._settings) from fault
+                    raise refused(fault, self._settings) from fault
                 self._link = _Link(connection)
             return self._link
 
@@ -264,32 +259,7 @@ def _checked(reply: Reply) -> Answer:
     return reply
 
 
-# ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _arguments(settings: StreamSettings, context: ssl.SSLContext | None) -> dict[str, Any]:
-    """The arguments of ``connect`` of websockets, equal in both of its clients."""
-    return {
-        "uri": settings.url + PATH,
-        "additional_headers": {name: value for name, value in settings.headers.items() if name != "user-agent"}
-        | trace_headers(),
-        "user_agent_header": settings.headers.get("user-agent"),
-        "compression": None,
-        "logger": _WIRE,
-        "max_size": None,
-        "open_timeout": settings.policy.timeout,
-        "close_timeout": CLOSE_TIMEOUT_S,
-    } | ({} if context is None else {"ssl": context})
-
-
-def _refused(fault: Exception, settings: StreamSettings) -> AttentionError:
-    """Return the error of a connection that was not opened."""
-    if not isinstance(fault, InvalidStatus):
-        return ConnectionFailed(f"cannot connect to {settings.url}: {fault}", sent=False)
-    response = fault.response
-    with suppress(Unreadable):
-        return from_problem(response.status_code, from_json(response.body or b""))
-    return UnexpectedReply(f"{settings.url} answered {response.status_code} to a WebSocket's handshake")
+# ── faults ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _broken(fault: ConnectionClosed, settings: StreamSettings) -> AttentionError:

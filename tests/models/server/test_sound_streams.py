@@ -1,5 +1,6 @@
 """``WS /v1/audio/transcriptions/stream``: the text of a sound while it comes, and what is refused."""
 
+import asyncio
 import json
 import struct
 from contextlib import ExitStack
@@ -12,6 +13,9 @@ from tests.models.inputs.sounds.small_listeners import STEP, listener, spoken
 from tests.models.inputs.sounds.small_sounds import RATE
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+
+from attention_client import AsyncClient, Client
+from attention_contract.errors import InvalidRequest, ModelNotFound
 
 SAID = "abc def gab cde fga bcd"
 START = {"model": "listener", "language": "en", "every_s": 0.75}
@@ -118,3 +122,47 @@ def test_streams_have_a_number_for_each_caller(url):
             pass
     with opened(url) as again:
         again.send(json.dumps(START))
+
+
+def pieces_of(text, piece_s=0.5):
+    sound, size = spoken(text), round(piece_s * RATE)
+    return [sound[at : at + size] for at in range(0, len(sound), size)]
+
+
+def test_the_client_sends_pieces_and_yields_the_text(url):
+    pieces = pieces_of(SAID)
+    with Client(url) as client:
+        *events, done = client.models.stream_sound("listener", pieces, language="en", every_s=0.75)
+    assert (done.type, done.text) == ("transcript.text.done", SAID)
+    assert "".join(event.delta for event in events) == SAID
+
+    async def awaited():
+        async def microphone():
+            for piece in pieces:
+                await asyncio.sleep(0)
+                yield (piece * 32_767).astype(np.int16)
+
+        async with AsyncClient(url) as client:
+            found = client.models.stream_sound("listener", microphone(), language="en", every_s=0.75)
+            return [event async for event in found]
+
+    assert asyncio.run(awaited())[-1] == done
+
+
+def test_the_client_raises_what_the_server_refuses_and_what_the_source_raises(url):
+    def broken():
+        yield from pieces_of("abc")
+        raise OSError("the microphone is gone")
+
+    with Client(url) as client:
+        with pytest.raises(ModelNotFound):
+            [*client.models.stream_sound("nobody", pieces_of("abc"))]
+        with pytest.raises(InvalidRequest, match="every_s"):
+            client.models.stream_sound("listener", [], every_s=0)
+        for piece in (np.zeros((2, 4)), np.array([np.nan]), np.zeros(4, np.int64)):
+            with pytest.raises(InvalidRequest, match="pieces"):
+                [*client.models.stream_sound("listener", [piece])]
+        with pytest.raises(OSError, match="microphone"):
+            [*client.models.stream_sound("listener", broken(), language="en")]
+        first = next(client.models.stream_sound("listener", iter(pieces_of(SAID)), language="en", every_s=0.75))
+        assert first.delta  # who leaves early closes the connection

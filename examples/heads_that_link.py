@@ -24,7 +24,7 @@ TEXTS = [
     for one, other in pairwise(NAMES)
 ]
 Pairs = list[list[list[int]]]
-"""Of each text, positions of a query and a key."""
+"""Positions of a query and a key, for each text."""
 
 
 def linked(client: Client) -> tuple[Pairs, Pairs, list[list[int]]]:

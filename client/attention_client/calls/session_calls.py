@@ -22,7 +22,7 @@ from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, CallMethod, Flow, Group, P, WayT, method
 from attention_client.sessions.live_session import AsyncSession, Session
 from attention_client.sessions.session_flow import AFFINITY, SessionFlow, listed, opened, with_dtypes
-from attention_client.sessions.step_stream import AsyncStepStream, StepStream
+from attention_client.streams.step_stream import AsyncStepStream, StepStream
 from attention_contract import operations
 from attention_contract.schemas.analyses.attribution import AttributionMethod, AttributionReply
 from attention_contract.schemas.analyses.effects import EffectsReply

@@ -20,7 +20,7 @@ from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, Calls, Flow, WayT, method, run, run_awaited
 from attention_client.errors import ConnectionFailed, DeadlineExceeded
 from attention_client.sessions.session_flow import SessionFlow, with_dtypes
-from attention_client.sessions.step_stream import AsyncStepStream, StepStream
+from attention_client.streams.step_stream import AsyncStepStream, StepStream
 from attention_contract import operations
 from attention_contract.errors import AttentionError, BodyTooLarge, Overloaded, Unavailable
 from attention_contract.schemas.analyses.attribution import AttributionMethod, AttributionReply

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from attention_client import Client
 from attention_client.calls.session_calls import KEEP_BYTES, Sessions
-from attention_client.sessions.step_stream import StepStream
+from attention_client.streams.step_stream import StepStream
 from attention_client.transformers.identity_modules import IdentityModules, RawAttention
 from attention_client.transformers.interface import connect
 from attention_client.transformers.session_layer import Past, SessionLayer, padded

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from attention_client.sessions.live_session import Session
-from attention_client.sessions.step_stream import StepStream
+from attention_client.streams.step_stream import StepStream
 from attention_client.torch.attention_function import tensor_like
 from attention_client.transformers.identity_modules import RawAttention
 from attention_contract.errors import AttentionError, InvalidRequest

@@ -16,7 +16,7 @@ from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, Calls, WayT, method
 from attention_client.connection_settings import StreamSettings
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
-from attention_client.web_sockets import connection_arguments, refused
+from attention_client.streams.web_sockets import connection_arguments, refused
 from attention_contract import operations
 from attention_contract.base import assembled
 from attention_contract.errors import AttentionError, BodyTooLarge, InvalidRequest, Unreadable, from_problem

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from attention_client.array_likes import TensorLike, plain
 from attention_client.connection_settings import StreamSettings
 from attention_client.errors import ConnectionFailed, UnexpectedReply
-from attention_client.web_sockets import connection_arguments, refused
+from attention_client.streams.web_sockets import connection_arguments, refused
 from attention_contract.errors import InvalidRequest, Unreadable, from_problem
 from attention_contract.json_reading import from_json
 from attention_contract.schemas.openai_api.sound_streams import (

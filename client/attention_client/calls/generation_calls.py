@@ -9,7 +9,7 @@ from attention_client.arguments import DrawFields
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, Group, WayT, method, streamed
 from attention_client.media_files import AudioLike, sent
-from attention_client.streams.sound_stream import SoundPiece, heard, heard_async
+from attention_client.streams.sent_sounds import SoundPiece, heard, heard_async
 from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.schemas.openai import (

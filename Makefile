@@ -26,7 +26,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help serve web test test-more test-base test-base-here test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
+.PHONY: help serve web test test-more test-base test-base-here test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop test-vllm schemathesis fuzz soak chaos findings constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -68,7 +68,7 @@ test-all: $(VENV)/.dev ## Run every test, the long walks too
 check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile, compose file, workflows and citation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p attention_contract -p attention_pictures -p attention_transformers -p attention_client -p attention_service
+	$(BIN)/mypy -p attention_contract -p attention_pictures -p attention_transformers -p attention_client -p attention_service -p attention_vllm
 	$(BIN)/python -m tools.docs.typed_snippets
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
@@ -109,6 +109,15 @@ release: | $(BIN)/python ## Build sdist, wheel, SBOM, images and chart, and try 
 
 test-interop: $(VENV)/.test ## Ask a server by tritonclient, KServe's client, and the suites of MCP and Open Responses, each apart
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.interop
+
+# Tests beside vLLM, in an environment that shares nothing with the others: vLLM pins transformers below what the server needs.
+VLLM_ENV := .cache/vllm
+test-vllm: $(VLLM_ENV)/.plugin ## Install vLLM for CPUs into .cache (3.5 GB, minutes) and test the plugin of it there (ARGS go to pytest)
+	cd plugins/vllm && OMP_NUM_THREADS=1 ../../$(VLLM_ENV)/bin/python -m pytest $(ARGS)
+
+$(VLLM_ENV)/.plugin: pyproject.toml plugins/vllm/pyproject.toml plugins/vllm/install.sh
+	@plugins/vllm/install.sh $(or $(PYTHON),python3) $(VLLM_ENV)
+	@touch $@
 
 findings: ## Run every finding about other libraries (needs a network; not part of CI)
 	@failed=0; for each in docs/findings/*.sh; do echo "$$each"; sh "$$each" || { echo "  exit status $$?"; failed=1; }; done; exit $$failed

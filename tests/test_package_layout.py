@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = {
     ".".join(path.relative_to(ROOT / top).with_suffix("").parts).removesuffix(".__init__"): path
-    for top in ("client", "service")
+    for top in ("client", "service", "plugins/vllm")
     for path in (ROOT / top).rglob("*.py")
+    if "tests" not in path.relative_to(ROOT / top).parts
 }
 """The path of each module of the product by its dotted name."""
 PACKAGES = sorted({name.partition(".")[0] for name in FILES})

@@ -15,7 +15,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-OWN = {path.name for top in (ROOT, ROOT / "client", ROOT / "service") for path in top.iterdir() if path.is_dir()}
+OWN = {
+    path.name
+    for top in (ROOT, ROOT / "client", ROOT / "service", ROOT / "plugins" / "vllm")
+    for path in top.iterdir()
+    if path.is_dir()
+}
 """The packages of the repository."""
 FILES = sorted(path for pattern in ("test_*.py", "conftest.py") for path in (ROOT / "tests").rglob(pattern))
 """The files that pytest imports by itself."""

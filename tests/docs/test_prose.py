@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.docs.snippets import ROOT
 
-FOLDERS = ("client", "service", "examples", "benchmarks", "training")
+FOLDERS = ("client", "service", "plugins", "examples", "benchmarks", "training")
 FORBIDDEN = frozenset(["What", "Whether", "How", "As", "Where", "Of", "By", "That", "Those", "Who", "Which", "So"])
 """Words that begin a question or a clause without a subject."""
 BEGUN = re.compile(rf"""["']\\?\s*({"|".join(sorted(FORBIDDEN))})\b""")

@@ -1,0 +1,121 @@
+"""The attention of each token as the schema ``TokensAttention`` has it: statistics by the core, keys, weights.
+
+Notation: N weights of one query each, of several texts and layers; H heads, K keys.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attention_contract.schemas.weights import BY_KEY
+from attention_service.core.inspection.statistics import StatisticInputs
+from attention_service.core.inspection.summed_statistics import WeightSizes
+from attention_service.core.inspection.weights import QueryTotals
+from attention_vllm.bound_asks import BoundAsk
+
+Fields = dict[str, Any]
+"""The fields of the schema, with numpy arrays."""
+
+
+@dataclass(eq=False)
+class TokenWeights:
+    """The weights of one layer from which the next token of one text is chosen."""
+
+    bound: BoundAsk
+    name: str
+    """The request."""
+    layer: int
+    length: int
+    """The keys."""
+    weights: Tensor
+    """``[H, K]`` of all heads, K at least ``length``."""
+    able: frozenset[str] = frozenset()
+    """The statistics of some attentions that the layer has."""
+
+
+def token_reports(
+    told: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | None]
+) -> dict[str, dict[int, Fields]]:
+    """Tell of weights, by request and layer. ``tokens``: those of each request, where they are known."""
+    groups: dict[Any, list[TokenWeights]] = {}
+    for each in told:
+        heads = each.bound.ask.attention.heads
+        count = each.weights.shape[0] if heads is None else len(heads)
+        groups.setdefault((each.bound.settings, each.able, count), []).append(each)
+    found: dict[str, dict[int, Fields]] = {}
+    for alike in groups.values():
+        for each, fields in zip(alike, _fields(alike, tokens), strict=True):
+            found.setdefault(each.name, {})[each.layer] = fields
+    return found
+
+
+def _fields(alike: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | None]) -> list[Fields]:
+    """The fields of weights that are to be told of alike."""
+    bound, wanted = alike[0].bound, alike[0].bound.ask.attention
+    keys = max(each.length for each in alike)
+    parts = []
+    for each in alike:
+        own = each.weights[:, : each.length]
+        parts.append(pad(own if wanted.heads is None else own[list(wanted.heads)], (0, keys - each.length)))
+    weights = torch.stack(parts)[:, :, None]  # [N, H, 1, K]
+    found: list[Fields] = [{} for _ in alike]
+    if bound.names:
+        for fields, means in zip(found, _statistics(alike, weights, tokens), strict=True):
+            fields["statistics"] = means
+    if wanted.top_k:
+        top = weights[:, :, 0].topk(min(wanted.top_k, keys), -1)
+        names, values = top.indices.masked_fill(top.values == 0, -1).cpu().numpy(), top.values.cpu().numpy()
+        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
+            most = min(wanted.top_k, each.length)
+            fields["top_keys"] = {"keys": names[at, :, :most], "weights": values[at, :, :most]}
+    if wanted.weights:
+        whole = weights[:, :, 0].cpu().numpy()
+        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
+            fields["weights"] = whole[at, :, : each.length]
+    return found
+
+
+def _statistics(
+    alike: Sequence[TokenWeights], weights: Tensor, tokens: Mapping[str, Sequence[int] | None]
+) -> list[Fields]:
+    bound, options = alike[0].bound, alike[0].bound.ask.attention.statistic_options
+    count, heads, _, keys = weights.shape
+    device = weights.device
+    lengths = torch.tensor([[each.length] for each in alike], device=device)
+    of_keys = query_tokens = None
+    if bound.reads_tokens:
+        rows = []
+        for each in alike:
+            own = [*(tokens.get(each.name) or ())][: each.length]
+            rows.append([*own, *[-1] * (keys - len(own))])
+        of_keys = torch.tensor(rows, device=device)
+        query_tokens = of_keys.gather(1, lengths - 1)
+    classes: dict[str, Tensor] = {}
+    for name, ids in options.token_classes.items():
+        if of_keys is not None:
+            classes[name] = torch.isin(of_keys, torch.tensor(ids, device=device, dtype=of_keys.dtype))
+    for span in options.spans:
+        begin, end = span.tokens or (0, 0)
+        place = torch.arange(keys, device=device)
+        classes[span.name] = ((place >= begin) & (place < end)).expand(count, keys)
+    inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=alike[0].able)
+    totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
+    totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
+    means = totals.means()
+    return [_of_row(means, at, each.length) for at, each in enumerate(alike)]
+
+
+def _of_row(means: Mapping[str, Any], at: int, length: int) -> Fields:
+    """The statistics of one of the texts, in float32."""
+    found: Fields = {}
+    for name, mean in means.items():
+        if isinstance(mean, dict):
+            found[name] = _of_row(mean, at, length)
+        else:
+            own = mean[at].float().cpu().numpy()
+            found[name] = own[:, :length] if name in BY_KEY else own
+    return found

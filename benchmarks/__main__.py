@@ -23,6 +23,7 @@ PAGES = (
     "models",
     "effects",
     "callers",
+    "conversations",
     "adapters",
     "serving",
     "scaling",

@@ -95,18 +95,6 @@ class Server:
             took.append(time.perf_counter() - began)
         return median(took[:-1] or took)
 
-    def conversation(self, first: int, new: int, *, alone: bool) -> float:
-        """Return the seconds of five turns of so many new tokens, which begin with this one.
-
-        ``alone``: each turn reads all of the conversation again.
-        """
-        ids, began = [first], time.perf_counter()
-        for turn in range(5):
-            ids += texts_of(turn, (new, new), 1)[0]
-            chosen = self.send("/v1/completions", _generation(ids, alone=alone, attention={"layers": [0]})).json()
-            ids += [token["id"] for token in chosen["choices"][0]["attention"]]
-        return time.perf_counter() - began
-
     def seconds(self) -> float:
         """Processor seconds of the server and its processes until now."""
         return sum(sum(psutil.Process(each.pid).cpu_times()[:2]) for each in self._process.family())
@@ -143,10 +131,6 @@ def rows(
             waits = [each for at in range(rounds) for each in server.first_tokens(texts_of(at, (10, 60), count))]
             late = quantiles(waits, n=100)[98] if len(waits) > 1 else waits[0]
             yield f"Time to the first token, {count} callers: {median(waits):.3f} s, p99 {late:.3f} s"
-        for new in (60, 300):
-            took = [[server.conversation(3 + at, new, alone=alone) for alone in (False, True)] for at in range(rounds)]
-            ratio = median(kept / whole for kept, whole in took)
-            yield f"Five turns of {new} new tokens: {ratio:.2f} of the time of those that read all of it again"
 
 
 def _model(folder: Path, checkpoint: Path | None) -> Any:

@@ -104,6 +104,26 @@ def test_it_generates_and_texts_share_passes(address, originals, model):
     assert [each["text"].strip() for each in choices] == own
 
 
+def test_the_next_turn_of_a_conversation_reads_what_is_new(address, originals):
+    def ask(prompt):
+        request = {"model": "mamba2", "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(f"{address}/v1/completions", json=request, timeout=120).json()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def own(prompt):
+        ids = torch.tensor([prompt])
+        settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        return originals["mamba2"].generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist()
+
+    first = [3 + 5 * number % 11 for number in range(80)]
+    second = [*own(first), 7, 8, 6, 4]
+    assert ask(first)[1] == 0
+    text, cached = ask(second)
+    assert cached == len(first) + 4  # the last token has chosen none
+    assert text.strip() == tokenizer().decode(own(second)[len(second) :], skip_special_tokens=True)
+    assert ask(second[:83])[1] == 0
+
+
 @pytest.mark.parametrize(
     ("call", "fields", "param", "words"),
     [

@@ -235,7 +235,7 @@ def test_choices_read_their_prompt_once():
 
 
 @pytest.mark.sampled(kind=2)
-@pytest.mark.parametrize("kind", ["qwen3", "mistral", "llama4_text", "deepseek_v3", "lfm2_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "llama4_text", "deepseek_v3", "lfm2_moe", "jamba"])
 def test_a_long_prompt_is_read_in_parts_with_the_same_tokens(kind, monkeypatch):
     model = loaded(kind, **FAMILIES[kind][1])
     fields = {"attention": {"weights": True, "edits": EDITS[2]}}
@@ -252,7 +252,7 @@ def test_a_long_prompt_is_read_in_parts_with_the_same_tokens(kind, monkeypatch):
         callers.ask("it", TEXT[:50], **fields)
     finally:
         hook.remove()
-    assert lengths == ([50] if kind == "lfm2_moe" else [12, 12, 12, 12, 2])
+    assert lengths == ([50] if kind == "jamba" else [12, 12, 12, 12, 2])
     same(callers.end()["it"], whole)
 
 

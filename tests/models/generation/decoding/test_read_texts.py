@@ -22,23 +22,49 @@ from attention_service.models.process.reply_writing import lines_of
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 
 LONG = {"max_position_embeddings": 1024}
-KINDS = {
-    "gpt2": {"n_positions": 1024},
-    "llama": LONG,
-    "mistral": LONG | {"sliding_window": 512},
-    "deepseek_v3": LONG,
-    "diffllama": LONG,
+WINDOW = LONG | {"sliding_window": 16}
+CUTTABLE = {
+    "gpt2": ("gpt2", {"n_positions": 1024}),
+    "llama": ("llama", LONG),
+    "mistral": ("mistral", LONG | {"sliding_window": 512}),
+    "deepseek_v3": ("deepseek_v3", LONG),
+    "diffllama": ("diffllama", LONG),
 }
-"""Types whose pasts can be cut."""
-OTHERS = {"jamba": LONG, "deepseek_v32": LONG, "recurrent_gemma": LONG | {"attention_window_size": 16}}
-"""Types whose pasts hold states, or more than keys and values."""
+"""Types whose pasts can be cut, with entries of their config."""
+WHOLE = {
+    "mistral, beyond its window": ("mistral", WINDOW),
+    "gemma2": ("gemma2", WINDOW),
+    "gemma3_text": ("gemma3_text", WINDOW),
+    "gpt_oss": ("gpt_oss", WINDOW),
+    "llama4_text": ("llama4_text", LONG | {"attention_chunk_size": 16}),
+    "lfm2": ("lfm2", LONG | {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_next": ("qwen3_next", LONG),
+    "kimi_linear": ("kimi_linear", LONG),
+    "falcon_h1": ("falcon_h1", LONG),
+    "bamba": ("bamba", LONG),
+    "mamba2": ("mamba2", LONG),
+    "jamba": ("jamba", LONG),
+    "mamba": ("mamba", LONG),
+}
+"""Types with windows and with states, whose pasts serve prompts that begin with all of a text."""
+ONE_BY_ONE = {"jamba", "mamba"}
+"""Of these, the ones that go on from a state by one token a pass."""
+OTHERS = {
+    "deepseek_v32": ("deepseek_v32", LONG),
+    "recurrent_gemma": ("recurrent_gemma", LONG | {"attention_window_size": 16}),
+    "nemotron_h": ("nemotron_h", LONG),
+    "rwkv": ("rwkv", LONG),
+}
+"""Types that keep more than a past of transformers, or whose states after a step are other than after a pass."""
+KINDS = CUTTABLE | WHOLE | OTHERS
 NEW = 5
 
 
 @cache
-def loaded(kind):
+def loaded(kind, dtype=torch.float32):
     torch.set_num_threads(1)
-    model = built(kind, **(KINDS | OTHERS)[kind]).requires_grad_(False)
+    name, entries = KINDS[kind]
+    model = built(name, **entries).requires_grad_(False).to(dtype)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     return LoadedModel(kind, model, tokenizer(), device())
 
@@ -46,8 +72,8 @@ def loaded(kind):
 class Server:
     """A model whose generations run one after the other, or together."""
 
-    def __init__(self, kind, kept_bytes=2**22):
-        self.model = loaded(kind)
+    def __init__(self, kind, kept_bytes=2**22, dtype=torch.float32):
+        self.model = loaded(kind, dtype)
         self.decoder = Decoder(self.model, kept_bytes)
 
     def __enter__(self):
@@ -60,7 +86,9 @@ class Server:
         """Generate for each prompt, and return the answers."""
         running = []
         for prompt in prompts:
-            options = {"max_tokens": NEW, "temperature": 0, "attention": {"top_k": 1}} | fields
+            options = {"max_tokens": NEW, "temperature": 0, "logprobs": 0}
+            options |= {"attention": {"top_k": 1}} if self.model.places else {}
+            options |= fields
             request = validate(CompletionRequest, {"model": self.model.name, "prompt": prompt} | options)
             plan = plan_generation(self.model, request)
             running.append(RunningGeneration(self.decoder, request, plan, lambda _: None, reader))
@@ -78,53 +106,179 @@ def token_ids(answer):
     return [token.id for token in answer.choices[0].attention]
 
 
+def chosen(kind, prompt, answer):
+    """The tokens of an answer, by transformers itself where nothing tells them."""
+    if loaded(kind).places:
+        return token_ids(answer)
+    ids = torch.tensor([prompt])
+    return (
+        loaded(kind)
+        .model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)[0, len(prompt) :]
+        .tolist()
+    )
+
+
 def cached(answer):
     return answer.usage.prompt_tokens_details.cached_tokens
 
 
-def whole(kind, prompt):
+def whole(kind, prompt, dtype=torch.float32, **fields):
     """The answer to a prompt that is read whole."""
-    with Server(kind, 0) as server:
-        (answer,) = server.ask(prompt)
+    with Server(kind, 0, dtype) as server:
+        (answer,) = server.ask(prompt, **fields)
     assert cached(answer) == 0
     return answer
 
 
-@pytest.mark.sampled(kind=2)
-@pytest.mark.parametrize("kind", KINDS)
+def same(answer, expected, tolerance=1e-5):
+    """The tokens, their log-probabilities, and the attention that chose them."""
+    (one,), (other,) = answer.choices, expected.choices
+    assert one.text == other.text
+    np.testing.assert_allclose(one.logprobs.token_logprobs, other.logprobs.token_logprobs, atol=tolerance)
+    for token, theirs in zip(one.attention or (), other.attention or (), strict=True):
+        assert token.id == theirs.id
+        for layer, own in zip(token.layers, theirs.layers, strict=True):
+            np.testing.assert_allclose(layer.top_keys.weights, own.top_keys.weights, atol=tolerance)
+
+
+def more(kind):
+    """The new tokens of a turn: few beside all, where each has a pass of its own."""
+    return 4 if kind in ONE_BY_ONE else 20
+
+
+@pytest.mark.sampled(kind=3)
+@pytest.mark.parametrize("kind", CUTTABLE | WHOLE)
 def test_turns_of_a_conversation_read_what_is_new(kind):
-    prompts, answers = [text(LEAST + 6)], []
+    prompts, answers = [text(LEAST + 12)], []
     with Server(kind) as server:
         for turn in range(4):
             (answer,) = server.ask(prompts[-1])
             known = len(prompts[-2]) + NEW - 1 if turn else 0  # the last token has chosen none
             assert cached(answer) == known
             answers.append(answer)
-            prompts.append(prompts[-1] + token_ids(answer) + text(20, turn))
+            prompts.append(prompts[-1] + chosen(kind, prompts[-1], answer) + text(more(kind), turn))
     for prompt, answer in zip(prompts, answers, strict=False):
-        expected = whole(kind, prompt)
-        assert token_ids(answer) == token_ids(expected)
-        for token, other in zip(answer.choices[0].attention, expected.choices[0].attention, strict=True):
-            for layer, theirs in zip(token.layers, other.layers, strict=True):
-                np.testing.assert_allclose(layer.top_keys.weights, theirs.top_keys.weights, atol=1e-5)
+        same(answer, whole(kind, prompt))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "mistral, beyond its window", "gemma3_text", "lfm2", "falcon_h1", "mamba"])
+def test_in_float64_a_turn_has_the_numbers_of_one_that_reads_all(kind):
+    first = text(90)
+    with Server(kind, dtype=torch.float64) as server:
+        (answer,) = server.ask(first)
+        second = first + chosen(kind, first, answer) + text(more(kind))
+        (again,) = server.ask(second, attention=None)
+        assert cached(again) == len(first) + NEW - 1
+    same(again, whole(kind, second, torch.float64, attention=None), 1e-10)
+
+
+@pytest.mark.sampled(kind=3)
+@pytest.mark.parametrize("kind", ["llama", *WHOLE])
+def test_texts_that_share_passes_are_kept_and_read_on_as_others(kind):
+    prompts = [text(90), text(70, 4), text(100, 5)]
+    with Server(kind) as server:
+        ended = server.ask(*prompts)
+        assert server.decoder.joining.unlike
+        longer = [
+            prompt + chosen(kind, prompt, answer) + text(more(kind), 9)
+            for prompt, answer in zip(prompts, ended, strict=True)
+        ]
+        longer.append(text(40, 12))
+        again = server.ask(*longer)
+        assert [cached(each) for each in again] == [*(len(prompt) + NEW - 1 for prompt in prompts), 0]
+    for prompt, answer in zip(longer, again, strict=True):
+        same(answer, whole(kind, prompt))
+
+
+@pytest.mark.sampled(kind=3)
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_window_that_moved_and_a_state_serve_prompts_that_begin_with_all_of_their_text(kind):
+    first = text(100)
+    with Server(kind) as server:
+        (answer,) = server.ask(first)
+        known = first + chosen(kind, first, answer)[:-1]
+        assert cached(*server.ask([*known, 9, 8], reader="you")) == 0
+        for changed in (0, 50, len(known) - 1):
+            other = [*known]
+            other[changed] = 3 + (known[changed] - 2) % 83
+            (found,) = server.ask([*other, 9, 8], alone=False, reader="me", max_tokens=1)
+            assert cached(found) == 0
+        assert cached(*server.ask(known, max_tokens=1)) == 0  # its last token is to be read
+        assert cached(*server.ask(known[:-3], max_tokens=1)) == 0
+        assert cached(*server.ask([*known, 9], alone=True)) == 0
+        longer = [[*known, 9, 8], [*known, 8, 9, 7]]
+        answers = server.ask(*longer)  # each goes on from states of its own
+        assert [cached(each) for each in answers] == [len(known)] * 2
+    for prompt, answer in zip(longer, answers, strict=True):
+        same(answer, whole(kind, prompt))
+
+
+@pytest.mark.parametrize("kind", ["mistral, beyond its window", "lfm2", "jamba"])
+def test_no_more_than_the_new_tokens_is_read(kind):
+    first, passes = text(100), []
+    with Server(kind) as server:
+        (answer,) = server.ask(first)
+        server.decoder.joining  # noqa: B018  # the trial, which has passes of its own
+        hook = server.model.model.register_forward_pre_hook(
+            lambda _, __, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True
+        )
+        try:
+            server.ask(first + chosen(kind, first, answer) + text(5))
+        finally:
+            hook.remove()
+    assert passes == ([1] * 6 if kind in ONE_BY_ONE else [6]) + [1] * (NEW - 1)
+
+
+def test_the_memory_of_a_window_is_counted_and_no_more_is_held():
+    config = loaded("mistral, beyond its window").model.config
+    with Server("mistral, beyond its window") as server:
+        server.ask(text(400), max_tokens=1)
+        (kept,) = server.decoder._read._texts
+        tensors = [x for layer in kept.past.layers for x in (layer.keys, layer.values)]
+        assert {x.shape[2] for x in tensors} == {config.sliding_window - 1}
+        assert sum(x.untyped_storage().nbytes() for x in tensors) == server.decoder._read.bytes
+
+
+def test_states_are_counted_and_the_oldest_go_first():
+    with Server("jamba") as server:
+        server.ask(text(100))
+        size = server.decoder._read.bytes
+        (kept,) = server.decoder._read._texts
+        layers = kept.past.layers
+        states = [
+            x
+            for each in layers
+            for name in ("conv_states", "recurrent_states")
+            for x in getattr(each, name, {}).values()
+        ]
+        assert size > sum(x.nbytes for x in states) > 0
+    with Server("jamba", 2 * size) as server:
+        known = {
+            begin: text(100, begin) + chosen("jamba", text(100, begin), *server.ask(text(100, begin)))
+            for begin in (3, 4, 5)
+        }
+        assert [cached(*server.ask(known[begin], max_tokens=1)) for begin in (5, 3)] == [104, 0]
+
+
+def test_edits_are_a_part_of_what_is_kept():
+    first, edits = text(100), {"1": [{"tap": "weights", "heads": [0], "set": 0.0}]}
+    edited = {"attention": {"top_k": 1, "edits": edits}}
+    with Server("lfm2") as server:
+        (answer,) = server.ask(first, **edited)
+        longer = first + token_ids(answer) + text(20)
+        assert cached(*server.ask(longer)) == 0
+        (again,) = server.ask(longer, **edited)
+        assert cached(again) == len(first) + NEW - 1
+    same(again, whole("lfm2", longer, **edited))
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_a_past_that_cannot_be_cut_is_not_kept(kind):
+def test_a_text_of_other_types_is_read_again(kind):
     with Server(kind) as server:
         (first,) = server.ask(text(80))
-        (again,) = server.ask(text(80) + token_ids(first) + text(9))
+        (again,) = server.ask(text(80) + chosen(kind, text(80), first) + text(4))
     assert cached(again) == 0
-
-
-def test_texts_that_shared_passes_are_kept_as_others():
-    prompts = [text(90), text(70, 4), text(100, 5)]
-    with Server("llama") as server:
-        ended = server.ask(*prompts)
-        longer = [prompt + token_ids(answer) + text(30, 9) for prompt, answer in zip(prompts, ended, strict=True)]
-        again = server.ask(*longer)
-        assert [cached(each) for each in again] == [len(prompt) + NEW - 1 for prompt in prompts]
-    assert [token_ids(each) for each in again] == [token_ids(whole("llama", each)) for each in longer]
 
 
 def test_a_beginning_of_a_text_is_enough():

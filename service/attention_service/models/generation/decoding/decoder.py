@@ -26,6 +26,8 @@ from attention_service.models.passes.observed.observed_attention import Observed
 _NOT_WATCHED: Final[AbstractContextManager[None]] = nullcontext()
 PART: Final = 512
 """Tokens of a prompt that are read in one pass, if its past can be read in parts."""
+_ONE_BY_ONE: Final = 8
+"""The price of a token of a prompt that is read in a pass of its own, beside that of one of many in a pass."""
 
 
 class Step(NamedTuple):
@@ -87,16 +89,20 @@ class Decoder:
 
     def recall(self, text: RunningText, reader: str) -> int:
         """Take over what was read before of a prompt's beginning. Returns the number of these tokens."""
-        if not self._read.can_take(text, len(text.ids) - 1) or not self._read.bytes or not self._reads_in_parts(text):
+        if not self._read.bytes or self._is_stretched(text) or not self._read.can_take(text, len(text.ids) - 1):
+            return 0
+        if not self.joining.reads_on:
             return 0
         with torch.inference_mode():
-            return self._read.read(reader, text)
+            return self._read.read(reader, text, 1 if self.joining.in_parts else _ONE_BY_ONE)
 
     def read(self, text: RunningText) -> Step | None:
         """Read the next part of a prompt. Returns the first step after the last part. Raises what the step does."""
         part = range(text.seen, len(text.ids))
         if len(part) > PART and self._reads_in_parts(text):
             part = part[:PART]
+        elif text.seen and not self.joining.in_parts:
+            part = part[:1]
         whole = len(part) == len(text.ids)
         with torch.inference_mode(), self._alone(text, prompt=True) as weights:
             output = self.model(**text.prompt_inputs(part, whole=whole), return_dict=True)
@@ -173,7 +179,7 @@ class Decoder:
 
     def drop(self, text: RunningText, reader: str | None = None) -> None:
         """Forget a text that has ended; what it has read is kept for the prompts of ``reader``, if one is named."""
-        keeps = reader is not None and not text.held and self._read.can_take(text, text.seen)
+        keeps = reader is not None and not self._is_stretched(text) and self._read.can_take(text, text.seen)
         for key, group in list(self._groups.items()):
             with torch.inference_mode():
                 group.remove(text, give_back=keeps)

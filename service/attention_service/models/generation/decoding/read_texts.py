@@ -1,19 +1,23 @@
-"""Keys and values of texts that were generated before, for prompts that begin as these texts do.
+"""What was read of texts that have ended, for prompts that begin as these texts do.
 
 A conversation sends all of itself again with each turn. What was read of it before is kept until others need its
-place, so that only what is new is read.
+place, so that only what is new is read. Keys and values of every token serve any prompt that shares some of them. A
+window that has moved on, and a recurrent state, are those of the end: they serve prompts that begin with all tokens.
 """
 
+import copy
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from attention_service.models.generation.decoding.joined_prompts import cut, is_cuttable, watches_prompt
 from attention_service.models.generation.decoding.running_text import RunningText
+from attention_service.models.passes.module_states import Held, copied
 
 LEAST: Final = 64
 """Tokens that a prompt must share with a text, so that they are worth a pass of its own over the rest."""
@@ -28,7 +32,16 @@ class _Read:
     """The mark of the edits with which it was read; None for none."""
     ids: npt.NDArray[np.int64]
     past: DynamicCache
+    held: Held
+    """The states of it that modules of the model keep."""
+    is_cuttable: bool
+    """True if its past serves prompts that share some of its tokens; else those that begin with all of them."""
     bytes: int
+
+    def usable(self, ids: npt.NDArray[np.int64]) -> int:
+        """The number of the first tokens of a prompt that need not be read again."""
+        shared = _shared(self.ids, ids)
+        return shared if self.is_cuttable or shared == len(self.ids) else 0
 
 
 class ReadTexts:
@@ -41,44 +54,50 @@ class ReadTexts:
         """The texts, the one that was used last at the end."""
 
     def can_take(self, text: RunningText, tokens: int) -> bool:
-        """True if the past of a text holds the keys and values of so many tokens, and of nothing else."""
-        past = text.past
+        """True if the past of a text, which has so many tokens or is to get them, is of these tokens alone."""
         if tokens < LEAST or not self._limit or text.alone or watches_prompt(text) or not text.reads_tokens_alone:
             return False
-        return isinstance(past, DynamicCache) and all(is_cuttable(each, tokens) for each in past.layers)
+        return isinstance(text.past, DynamicCache) and bool(text.past.layers)
 
     def keep(self, reader: str, text: RunningText) -> None:
         """Keep the past of a text that has ended, which is whole again. ``reader``: who may read on from it."""
         if text.edits.begin_later:
             return  # its next turn reads the answer as a part of the prompt, without the edits
-        past = text.past
-        size = sum(x.nbytes for layer in past.layers for x in (layer.keys, layer.values))
+        past, held, tokens = text.past, [*text.held], text.seen
+        size = sum(_shrink(layer) for layer in past.layers) + sum(x.nbytes for x in held if x is not None)
         if size > self._limit:
             return
-        new = _Read(reader, _mark(text), text.edits.key, np.asarray(text.ids[: text.seen]), past, size)
+        cuttable = not held and all(is_cuttable(each, tokens) for each in past.layers)
+        ids = np.asarray(text.ids[:tokens])
+        new = _Read(reader, _mark(text), text.edits.key, ids, past, held, cuttable, size)
         for old in [each for each in self._texts if _made_as(each) == _made_as(new)]:
-            if len(old.ids) <= len(new.ids) and _shared(old.ids, new.ids) == len(old.ids):
-                self._drop(old)  # the new one says all that it does
+            if len(old.ids) <= len(ids) and _shared(old.ids, ids) == len(old.ids):
+                self._drop(old)  # the conversation goes on from the new one
         while self.bytes + size > self._limit:
             self._drop(self._texts[0])
         self._texts.append(new)
         self.bytes += size
 
-    def read(self, reader: str, text: RunningText) -> int:
-        """Give a text whose prompt is unread the keys and values of its first tokens. Returns their number.
+    def read(self, reader: str, text: RunningText, price: int = 1) -> int:
+        """Give a text whose prompt is unread what was read of its first tokens. Returns their number.
 
-        The last token is always left, since its logits choose the next one.
+        The last token is always left, since its logits choose the next one. ``price``: that of a token behind them,
+        beside that of a token when all are read.
         """
         prompt, found, best = np.asarray(text.ids[:-1]), None, 0
         edits = None if text.edits.begin_later else text.edits.key
         for each in self._texts:
             same = _made_as(each) == (reader, _mark(text), edits)
-            if same and (shared := _shared(each.ids, prompt)) >= max(LEAST, best):
-                found, best = each, shared
-        if found is None or 2 * best < len(prompt):
+            if same and (usable := each.usable(prompt)) >= max(LEAST, best):
+                found, best = each, usable
+        if found is None or best < price * (len(prompt) - best):
             return 0
-        for own, whole in zip(text.past.layers, found.past.layers, strict=True):
-            cut(own, whole, 0, best)
+        if found.is_cuttable:
+            for own, whole in zip(text.past.layers, found.past.layers, strict=True):
+                cut(own, whole, 0, best)
+        else:
+            text.state[text.past_name] = copy.deepcopy(found.past)  # passes write to states in place
+            text.held = copied(found.held)
         text.seen = best
         self._texts.remove(found)
         self._texts.append(found)
@@ -103,3 +122,20 @@ def _shared(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
     length = min(len(one), len(other))
     differs = np.flatnonzero(one[:length] != other[:length])
     return int(differs[0]) if len(differs) else length
+
+
+def _shrink(layer: Any) -> int:
+    """Let a layer of a past hold the memory of its own numbers alone. Returns their bytes.
+
+    The keys of a window are a view of more.
+    """
+    if isinstance(layer.__dict__.get("keys"), Tensor):
+        layer.keys, layer.values = _own(layer.keys), _own(layer.values)
+    tensors = [layer.__dict__.get("keys"), layer.__dict__.get("values")]
+    for name in ("conv_states", "recurrent_states"):
+        tensors += getattr(layer, name, {}).values()
+    return sum(x.nbytes for x in tensors if x is not None)
+
+
+def _own(x: Tensor) -> Tensor:
+    return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()

@@ -1,4 +1,4 @@
-"""What was read of texts that have ended, for prompts that begin as these texts do.
+"""Keys, values and states of texts that have ended, for prompts that begin as these texts do.
 
 A conversation sends all of itself again with each turn. What was read of it before is kept until others need its
 place, so that only what is new is read. Keys and values of every token serve any prompt that shares some of them. A

@@ -35,7 +35,7 @@ def read(call: Call[ReplyT], response: httpx.Response, body: bytearray | memoryv
     reply = _read(call.operation, response, body)
     if reply is not None:
         object.__setattr__(reply, "_request_id", response.headers.get("x-request-id"))
-        object.__setattr__(reply, "_names", names_of(call.request, call.path.get("name") or call.path.get("model", "")))
+        _name(reply, call)
     return reply
 
 
@@ -46,7 +46,14 @@ def piece_of(call: Call[ReplyT], response: httpx.Response, line: str) -> ReplyT 
     body = bytearray(line.removeprefix("data: ").encode())
     if line.startswith(('data: {"error":', 'data: {"type":"error"')):
         raise _problem(response, body) or _unexpected(response, EVENTS, body)
-    return cast("ReplyT", _read_body(call.operation, response, body, JSON))
+    piece = cast("ReplyT", _read_body(call.operation, response, body, JSON))
+    _name(piece, call)
+    return piece
+
+
+def _name(reply: object, call: Call[Any]) -> None:
+    """Let a reply know the labels of its request."""
+    object.__setattr__(reply, "_names", names_of(call.request, call.path.get("name") or call.path.get("model", "")))
 
 
 def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray | memoryview) -> ReplyT:

@@ -519,7 +519,8 @@ create_completion = Operation(
 create_response = Operation(
     "create_response", "POST", "/v1/responses", ResponseRequest, ModelResponse,
     "The answer of a whole model to a text or a conversation, in the format of OpenAI's Responses API",
-    (*READS_BODY, *WATCHES_MODEL, *WRITES), chosen=(EVENTS,), example=EXAMPLE_RESPONSE, scopes=INFER,
+    (*READS_BODY, *WATCHES_MODEL, *WRITES), chosen=(EVENTS,), tables=True, example=EXAMPLE_RESPONSE,
+    scopes=INFER,
 )  # fmt: skip
 tokenize = Operation(
     "tokenize", "POST", "/v1/tokenize", TokenizeRequest, Tokenization,

@@ -19,6 +19,8 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
 )
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
+from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_contract.schemas.sessions import SessionWeightsRequest
 from attention_contract.schemas.weights import WeightsRequest
@@ -33,7 +35,7 @@ def names_of(request: Any, title: str = "", past: int | None = None) -> Names:
         rows = request.queries
         traced = labels if rows is None else [str(row) if labels is None else labels[row] for row in rows]
         return Names(title, labels, traced, method=request.method)
-    if isinstance(request, ChatCompletionRequest | CompletionRequest):
+    if isinstance(request, ChatCompletionRequest | CompletionRequest | ResponseRequest | TranscriptionRequest):
         return Names(title, heads=None if request.attention is None else request.attention.heads)
     if isinstance(request, ModelInput):
         return _names_of_model(request, title)

@@ -88,6 +88,8 @@ def test_generated_tokens_have_a_row_for_each_layer_and_head(http):
     assert rows["top_keys"].to_pylist() == keys
     chat = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1, "attention": {"layers": [0]}}
     assert len(table(http, "/v1/chat/completions", PARQUET, model="tiny", **chat)) == 4
+    answer = {"input": "Who?", "max_output_tokens": 1, "attention": {"layers": [0], "heads": [3]}}
+    assert table(http, "/v1/responses", PARQUET, model="tiny", **answer)["head"].to_pylist() == [3]
 
 
 def test_a_request_for_what_has_no_column_is_refused_by_its_field(http):
@@ -125,6 +127,18 @@ def test_replies_and_surveys_become_the_same_tables_in_python(url):
         reply = client.models.weights("tiny", TEXTS[0], statistics=["entropy"], return_weights=False)
         of_first = rows.filter(pa.compute.equal(rows["text"], 0))
         np.testing.assert_allclose(reply.to_table()["entropy"].to_numpy(), of_first["entropy"].to_numpy(), rtol=1e-5)
+
+
+def test_a_stream_and_a_response_become_the_same_tables_as_a_completion(url):
+    asked = {"temperature": 0, "attention": {"layers": [2], "heads": [1, 0], "statistics": ["entropy"]}}
+    with Client(url, timeout=120) as client:
+        whole = client.models.generate("tiny", "The cat", max_tokens=3, **asked).to_table()
+        pieces = [each.to_table() for each in client.models.stream("tiny", "The cat", max_tokens=3, **asked)]
+        joined = pa.concat_tables(each for each in pieces if each.num_rows)
+        response = client.models.respond("tiny", "Who?", max_output_tokens=2, **asked).to_table()
+    assert joined.drop_columns("entropy") == whole.drop_columns("entropy")
+    same(joined["entropy"], whole["entropy"].to_pylist())
+    assert response["head"].to_pylist() == [1, 0] * 2
 
 
 def test_the_command_writes_rows(url, tmp_path):

@@ -10,13 +10,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from attention_contract.arrow_tables import TableRows
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.analyses.probes import StopReason, Watch
 from attention_contract.schemas.attention import MAX_INDICES, VectorId
 from attention_contract.schemas.model_requests import TokenStatisticOptions, check_spans
 from attention_contract.schemas.models import LayerRef
+from attention_contract.schemas.openai_api.token_rows import table_of_tokens
 from attention_contract.schemas.prompts import (
     MAX_TEXT,
     MAX_TEXTS,
@@ -33,7 +33,7 @@ from attention_contract.schemas.prompts import (
 )
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.schemas.text_similarity import Pooling
-from attention_contract.schemas.weights import BY_KEY, HeadStatistics, StatisticName, TopKeys
+from attention_contract.schemas.weights import HeadStatistics, StatisticName, TopKeys
 from attention_contract.tensors import AnyNumber, FloatArray
 
 MAX_NEW_TOKENS: Final = 1_048_576
@@ -539,25 +539,18 @@ class _Generated(WireModel):
     ran: IfRequested[OpenAIRan] = ABSENT
     """Beside ``usage``."""
 
-
-class _WholeAnswer(_Generated):
     def to_table(self, heads: Sequence[int] | None = None) -> Any:
-        """Return the attention of the tokens as a ``pyarrow.Table``: a row for each choice, token, layer and head.
+        """Return the attention of the tokens, those of a piece too, as a ``pyarrow.Table``; see ``table_of_tokens``.
 
-        Columns: ``choice``, ``position``, ``token``, ``id``, ``begin_s`` and ``end_s`` of a sound, ``scores.ID`` of a
-        probe, ``layer`` (text if the model has several stacks), ``head``; a number for each statistic, as in
-        ``classes.names`` for a class; lists ``received``, ``top_keys``, ``top_weights`` and ``weights``. ``heads``: the
-        numbers of the heads, by default those of the request. Needs the extra ``tables``. Raises ImportError.
+        ``heads``: the numbers of the heads, by default those of the request. Needs the extra ``tables``. Raises
+        ImportError.
         """
-        rows = TableRows()
-        choices: list[_Choice] = getattr(self, "choices")  # noqa: B009 - each kind has its own
-        for choice in choices:
-            for token in choice.attention or ():
-                _add_token(rows, choice.index, token, heads or self.request_names.heads)
-        return rows.table()
+        choices: list[_Choice | ChatPiece] = getattr(self, "choices")  # noqa: B009 - each kind has its own
+        named = heads or self.request_names.heads
+        return table_of_tokens(((choice.index, choice.attention) for choice in choices), named)
 
 
-class ChatCompletion(_WholeAnswer):
+class ChatCompletion(_Generated):
     """The answers to a conversation."""
 
     object: Literal["chat.completion"] = "chat.completion"
@@ -571,24 +564,11 @@ class ChatCompletionChunk(_Generated):
     choices: list[ChatPiece]
 
 
-class Completion(_WholeAnswer):
+class Completion(_Generated):
     """The continuations of prompts, or a piece of them in a stream."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-
-
-def _add_token(rows: TableRows, choice: int, token: GeneratedToken, heads: Sequence[int] | None) -> None:
-    columns: dict[str, Any] = {"choice": choice, "position": token.position, "token": token.token, "id": token.id}
-    columns |= dict(zip(("begin_s", "end_s"), token.seconds or (), strict=False))
-    columns |= {f"scores.{name}": score for name, score in (token.scores or {}).items()}
-    if not token.layers:
-        rows.add(1, columns)
-    for layer in token.layers:
-        lists = {"weights": layer.weights}
-        if layer.top_keys is not None:
-            lists |= {"top_keys": layer.top_keys.keys, "top_weights": layer.top_keys.weights}
-        rows.add_heads(columns | {"layer": layer.layer}, {"": layer.statistics}, BY_KEY, heads, lists)
 
 
 class Embedding(WireModel):

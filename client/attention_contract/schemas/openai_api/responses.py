@@ -4,6 +4,7 @@ Fields more than there: ``attention``, and those of sampling that vLLM adds. Not
 ``openai`` 3.57, and the specification of Open Responses of April 2026.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -20,6 +21,7 @@ from attention_contract.schemas.openai import (
     Refused,
     SamplingOptions,
 )
+from attention_contract.schemas.openai_api.token_rows import table_of_tokens
 from attention_contract.schemas.prompts import MAX_TEXT, ChatTemplateFields, ImageAddress, Text, kind_of_content
 from attention_contract.schemas.recordings import RecordingId
 
@@ -226,6 +228,15 @@ class ModelResponse(WireModel):
     def output_text(self) -> str:
         """The text that was generated."""
         return "".join(part.text for message in self.output for part in message.content)
+
+    def to_table(self, heads: Sequence[int] | None = None) -> Any:
+        """Return the attention of the tokens as a ``pyarrow.Table``; see ``table_of_tokens``.
+
+        ``heads``: the numbers of the heads, by default those of the request. Needs the extra ``tables``. Raises
+        ImportError.
+        """
+        parts = (part for message in self.output for part in message.content)
+        return table_of_tokens(((0, part.attention) for part in parts), heads or self.request_names.heads)
 
 
 class ResponseEvent(WireModel):

@@ -5,6 +5,7 @@ Fields more than there: ``attention`` and ``alignment_heads``. Source: the types
 
 import struct
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
@@ -21,6 +22,7 @@ from attention_contract.schemas.openai import (
     TokenLogprob,
 )
 from attention_contract.schemas.openai_api.captions import captions
+from attention_contract.schemas.openai_api.token_rows import table_of_tokens
 from attention_contract.schemas.prompts import MAX_TEXT, AudioBytes
 
 
@@ -171,6 +173,14 @@ class Transcription(WireModel):
     """The tokens, each with ``seconds`` and the attention that chose it."""
     stop_reason: IfRequested[StopReason] = ABSENT
     prompt_scores: IfRequested[dict[str, list[float]]] = ABSENT
+
+    def to_table(self, heads: Sequence[int] | None = None) -> Any:
+        """Return the attention of the tokens as a ``pyarrow.Table``, with their seconds; see ``table_of_tokens``.
+
+        ``heads``: the numbers of the heads, by default those of the request. Needs the extra ``tables``. Raises
+        ImportError.
+        """
+        return table_of_tokens([(0, self.attention)], heads or self.request_names.heads)
 
     def captions(self, form: Literal["srt", "vtt"]) -> str:
         """Write its segments as captions. Raises ValueError without them."""

@@ -8,9 +8,11 @@ from attention_contract.arrow_tables import write_table
 from attention_contract.errors import InvalidRequest, NotAcceptable
 from attention_contract.json_writing import tensor_bytes
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
+from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.wire import JSON, TABLES
 from attention_service.runtime.scheduling.budget import Budget
 
+_GENERATES: Final = (ChatCompletionRequest, CompletionRequest, ResponseRequest)
 _COPIES: Final = 4
 """Bytes of a table and of its file, in those of the reply's numbers."""
 _OF_WEIGHTS: Final = ("top_k", "select", "pool", "average_heads")
@@ -29,7 +31,7 @@ def check_writable(media_type: str) -> None:
 
 def with_rows(request: Any) -> Any:
     """Return the request without what has no column in its table. Raises InvalidRequest if that was asked for."""
-    if isinstance(request, ChatCompletionRequest | CompletionRequest):
+    if isinstance(request, _GENERATES):
         if request.stream:
             raise InvalidRequest.at("stream", "a table is one body; leave it out, or take JSON")
         if request.attention is None:
@@ -45,7 +47,7 @@ def with_rows(request: Any) -> Any:
 
 async def write(reply: Any, request: Any, media_type: str, budget: Budget) -> bytes:
     """Write the table of a reply in another thread, with its memory from the budget. Raises what that raises."""
-    generated = isinstance(request, ChatCompletionRequest | CompletionRequest)
+    generated = isinstance(request, _GENERATES)
     need = _COPIES * tensor_bytes(reply)
     budget.check(need, "the table takes {need} bytes", "Ask for fewer layers or tokens")
     async with budget.holding(need):

@@ -17,7 +17,7 @@ from attention_contract.schemas.openai import (
     EmbeddingRequest,
 )
 from attention_contract.schemas.openai_api.captions import captions
-from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.responses import ModelResponse, ResponseRequest
 from attention_contract.schemas.openai_api.scoring import RerankRequest, ScoreRequest
 from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
@@ -30,11 +30,14 @@ _QUESTIONS: Final = {
     EmbeddingRequest: "embed", RerankRequest: "rerank", ScoreRequest: "score", TokenizeRequest: "tokenize",
 }  # fmt: skip
 _OPERATIONS: Final = {ChatCompletionRequest: "chat", CompletionRequest: "complete", ResponseRequest: "respond"}
+_WHOLE: Final[dict[type, type[ChatCompletion | Completion | ModelResponse]]] = {
+    ChatCompletionRequest: ChatCompletion, CompletionRequest: Completion, ResponseRequest: ModelResponse,
+}  # fmt: skip
 
 
 async def generate(
     call: RequestContext, body: ChatCompletionRequest | CompletionRequest | ResponseRequest
-) -> Response | ChatCompletion | Completion:
+) -> Response | ChatCompletion | Completion | ModelResponse:
     """Generate: one object, or a stream of them. An object is read here only to become a table."""
     objects = call.engine.models.stream(body.model, _OPERATIONS[type(body)], body, call.deadline)
     if body.stream:
@@ -43,10 +46,7 @@ async def generate(
     async with aclosing(objects):
         pieces = [each async for each in objects]
     if call.media_type in TABLES:
-        kind: type[ChatCompletion | Completion] = (
-            ChatCompletion if isinstance(body, ChatCompletionRequest) else Completion
-        )
-        return from_body(kind, b"".join(pieces), JSON, "reply")
+        return from_body(_WHOLE[type(body)], b"".join(pieces), JSON, "reply")
     return Reply(pieces, JSON, 200, {"Vary": "Accept"})
 
 

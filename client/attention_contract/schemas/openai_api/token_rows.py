@@ -1,20 +1,16 @@
 """Generated tokens as rows of a table."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attention_contract.arrow_tables import TableRows
 from attention_contract.schemas.weights import BY_KEY
 
-if TYPE_CHECKING:
-    from attention_contract.schemas.openai import GeneratedToken
 
-
-def table_of_tokens(
-    choices: Iterable[tuple[int, "Iterable[GeneratedToken] | None"]], heads: Sequence[int] | None
-) -> Any:
+def table_of_tokens(choices: Iterable[tuple[int, Iterable[Any] | None]], heads: Sequence[int] | None) -> Any:
     """Return the attention of tokens as a ``pyarrow.Table``: a row for each choice, token, layer and head.
 
+    ``choices``: the index of each choice with its tokens, as ``GeneratedToken``.
     Columns: ``choice``, ``position``, ``token``, ``id``, ``begin_s`` and ``end_s`` of a sound, ``scores.ID`` of a
     probe, ``layer`` (text if the model has several stacks), ``head``; a number for each statistic, as in
     ``classes.names`` for a class; lists ``received``, ``top_keys``, ``top_weights`` and ``weights``. ``heads``: the
@@ -27,7 +23,7 @@ def table_of_tokens(
     return rows.table()
 
 
-def _add_token(rows: TableRows, choice: int, token: "GeneratedToken", heads: Sequence[int] | None) -> None:
+def _add_token(rows: TableRows, choice: int, token: Any, heads: Sequence[int] | None) -> None:
     columns: dict[str, Any] = {"choice": choice, "position": token.position, "token": token.token, "id": token.id}
     columns |= dict(zip(("begin_s", "end_s"), token.seconds or (), strict=False))
     columns |= {f"scores.{name}": score for name, score in (token.scores or {}).items()}

@@ -12,7 +12,7 @@ from tests.web.conftest import DARK, NEEDS_AXE, PHONE, facts
 
 VIEWS = (
     "model", "text", "overview", "head", "query", "compare", "edit", "effects", "gradient", "rollout", "circuits",
-    "decode", "cost", "learn", "tour", "find", "steer",
+    "decode", "cost", "learn", "tour", "find", "steer", "probe",
 )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_views_are_five_groups_for_pointer_and_keys(visit):
     groups.nth(1).click()
     page.wait_for_url("**#/effects?**")  # a group opens where it was left
     groups.nth(1).focus()
-    for key in ("ArrowRight", "Enter", "ArrowDown", *["ArrowRight"] * 4, "Enter"):
+    for key in ("ArrowRight", "Enter", "ArrowDown", *["ArrowRight"] * 5, "Enter"):
         page.keyboard.press(key)
     page.wait_for_url("**#/rollout?**")
     assert views.locator("[aria-current]").all_inner_texts() == ["Explain", "Rollout"]

@@ -81,7 +81,7 @@ export interface ModelInfo {
   bytes: number;
   max_length?: number | null;
   /** `kind`: how a layer mixes tokens. `edits`: the taps that can be edited; `refused`: the reason why others are not there. */
-  layers: { layer: number | string; kind?: "attention" | "linear" | "state_space"; heads: number; head_dim?: number | null; keys?: string; edits?: string[]; refused?: Record<string, string> }[];
+  layers: { layer: number | string; kind?: "attention" | "linear" | "state_space"; heads: number; head_dim?: number | null; keys?: string; taps?: string[]; edits?: string[]; refused?: Record<string, string> }[];
   /** Kinds of layers whose attention cannot be inspected. */
   unseen?: string[];
   /** Why it cannot be loaded. */

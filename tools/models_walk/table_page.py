@@ -78,6 +78,8 @@ effects below 0.001 count as 0.001.
 - *point mlp*, *point hidden*, *point embeddings*: what the MLP of the first and of the last layer adds, the state after
   these layers, and what the table of tokens returns. Each is that of a hook of plain PyTorch on the module in
   transformers, and the model's output is that of a hook which adds the same vector to every token there.
+- *point router*: the weights of the experts of the first and the last layer that has any are those that a hook on the
+  module of the experts sees. The output is that of a hook which halves them and takes the weight of one expert.
 
 | question | answered | refused | faults | largest error |
 |---|---|---|---|---|
@@ -88,7 +90,7 @@ effects below 0.001 count as 0.001.
 A number behind *refused* is that of the reason below.
 
 | type | {questions} |
-|---|---|---|---|---|---|---|---|---|---|---|
+|---|---|---|---|---|---|---|---|---|---|---|---|
 {asked}
 
 ### Reasons of refusals

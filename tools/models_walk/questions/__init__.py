@@ -15,13 +15,14 @@ from tools.models_walk.questions.lenses import lens
 from tools.models_walk.questions.paths import paths
 from tools.models_walk.questions.plain_runs import IDS, TEXTS, NotAskedError
 from tools.models_walk.questions.points import embedded, hidden, mlp
+from tools.models_walk.questions.routers import router
 from tools.models_walk.questions.shared_passes import shared
 from tools.models_walk.questions.vectors import PAIRS, embeddings, similarity
 
 QUESTIONS: Final[dict[str, Callable[[PreTrainedModel, LoadedModel], float]]] = {
     "embeddings": embeddings, "similarity": similarity, "lens": lens, "effects": effects, "paths": paths,
     "context": context, "shared": shared,
-    "point mlp": mlp, "point hidden": hidden, "point embeddings": embedded,
+    "point mlp": mlp, "point hidden": hidden, "point embeddings": embedded, "point router": router,
 }  # fmt: skip
 """The largest error of each, as a share of the largest number that is compared."""
 

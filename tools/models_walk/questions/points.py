@@ -60,7 +60,7 @@ def _of_layers(model: PreTrainedModel, loaded: LoadedModel, name: str) -> float:
         raise InvalidRequest.at("edits", str(reasons[0]))
     for place, reason in zip(ends, reasons, strict=True):
         if reason is None:
-            layer = _layer_of(model, loaded, place)
+            layer = layer_of(model, loaded, place)
             finds: Finder = partial(_mlp_of, model, loaded, place, layer)
             finds = finds if name == "mlp" else partial(_whole, layer)
             errors += [_error(model, loaded, ids, (place.key, name), finds, place.turn) for ids in TEXTS]
@@ -77,17 +77,17 @@ def _error(
         state = loaded.runner.run(arguments, RunSpec(read={point: WHOLE})).at[point]
     module, factor = finds(state, arguments)
     with _changing(module, turn, None) as seen:
-        _plain(model, loaded, arguments)
+        plain(model, loaded, arguments)
     size = float(state.float().square().mean().sqrt())
     added = _SIZE * size * torch.randn(state.shape[-1], generator=torch.Generator().manual_seed(_SEED))
     with _changing(module, turn, (added / factor).to(state)):
-        expected = _plain(model, loaded, arguments)
+        expected = plain(model, loaded, arguments)
     layer, tap = point
     edits = {"embeddings" if layer is None else str(layer): [{"tap": tap, "add": added.numpy()}]}
     request = validate(ModelForwardRequest, {"tokens": ids, "edits": edits})
     checked = check_request(loaded, request, lambda _: True)
     with torch.no_grad():
-        found = _numbers(loaded.run(arguments, AttentionPass(edit_tasks(loaded, checked))))
+        found = numbers(loaded.run(arguments, AttentionPass(edit_tasks(loaded, checked))))
     rows = min(len(found), len(expected))
     tokens = slice(min(len(_flat(state)), len(_flat(seen[0]))))  # transformers fills up Longformer's texts itself
     errors = error(_flat(state)[tokens], factor * _flat(seen[0])[tokens]), error(found[-rows:], expected[-rows:])
@@ -95,13 +95,13 @@ def _error(
 
 
 @torch.no_grad()
-def _plain(model: PreTrainedModel, loaded: LoadedModel, arguments: Any) -> np.ndarray:
+def plain(model: PreTrainedModel, loaded: LoadedModel, arguments: Any) -> np.ndarray:
     """The output of transformers."""
     cache = {"use_cache": False} if "use_cache" in loaded.reader.names else {}
-    return _numbers(model(**arguments, **cache, return_dict=True))
+    return numbers(model(**arguments, **cache, return_dict=True))
 
 
-def _numbers(output: Any) -> np.ndarray:
+def numbers(output: Any) -> np.ndarray:
     """The logits, or the first states, of a text, token by token."""
     first: Any = output.logits if "logits" in output else output[0]
     return np.asarray(first.reshape(-1, first.shape[-1]).cpu(), np.float64)
@@ -132,7 +132,7 @@ def _changing(module: nn.Module, turn: int, added: Tensor | None) -> Iterator[li
         yield seen
 
 
-def _layer_of(model: PreTrainedModel, loaded: LoadedModel, place: AttentionPlace) -> nn.Module:
+def layer_of(model: PreTrainedModel, loaded: LoadedModel, place: AttentionPlace) -> nn.Module:
     """The entry of the class's own list of layers that has this attention."""
     name = next(name for name, module in loaded.model.named_modules() if module is place.module)
     parts = name.split(".")
@@ -163,7 +163,7 @@ def _mlp_of(
 
     beside = [one for one in layer.modules() if not attention & {*one.modules()}]
     with hooked(*[module.register_forward_hook(note) for module in beside]):
-        _plain(model, loaded, arguments)
+        plain(model, loaded, arguments)
     return _nearest({module: states[place.turn] for module, states in made.items() if place.turn < len(states)}, state)
 
 

@@ -59,7 +59,8 @@ class FakeEngine:
         self.observer = PassObserver(self.channel)
         self.observer.facts, self.observer.refusal = self.facts, None
         self.free = [int(page) for page in torch.randperm(60, generator=self.draw) + 1]
-        self.caches = {layer: self.random(61, KV_HEADS, PAGE, 2 * WIDTH) for layer in self.facts}
+        # Places in pages that no token has may hold anything.
+        self.caches = {layer: torch.full((61, KV_HEADS, PAGE, 2 * WIDTH), torch.nan) for layer in self.facts}
         self.outputs: dict[int, torch.Tensor] = {}
         self.plain: dict[int, torch.Tensor] = {}
         self.starts: dict[str, tuple[int, int]] = {}

@@ -206,7 +206,7 @@ def test_layers_that_another_backend_computes_are_never_left_out_in_silence():
 
 def test_a_fault_in_the_plugin_ends_the_ask_alone():
     class Broken(TokensLast):
-        def read(self, cache, table):
+        def keys(self, cache, table):
             raise RuntimeError("no such pages")
 
     engine = FakeEngine(facts_of())

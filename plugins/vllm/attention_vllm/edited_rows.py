@@ -25,7 +25,6 @@ def edited_contexts(
     """
     queries, keys = q.shape[1], k.shape[1]
     step = max(1, _TILE // (facts.heads * keys))
-    lengths = torch.tensor([keys], device=q.device)
     for start in range(max(0, begin - first), queries, step):
         part = slice(start, min(start + step, queries))
         places = range(first + part.start, first + part.stop)
@@ -35,6 +34,6 @@ def edited_contexts(
         if not own:
             continue
         offset = torch.tensor([places.start], device=q.device)
-        problem = facts.problem(q[None, :, part], k[None], v[None], lengths, offset)
+        problem = facts.problem(q[None, :, part], k[None], v[None], offset)
         taps = dict(stages(problem, ("weights", "context"), own))
         yield part, taps["context"][0], taps["weights"][0]

@@ -17,8 +17,8 @@ def departure(facts: LayerFacts, q: Tensor, k: Tensor, v: Tensor, output: Tensor
 
     ``q [H, Q, D]``, ``k`` and ``v`` ``[Hkv, K, D]``; ``first``: the position of the first query.
     """
-    lengths, offset = (torch.tensor([number], device=q.device) for number in (k.shape[1], first))
-    context = dict(stages(facts.problem(q[None], k[None], v[None], lengths, offset), ("context",)))["context"][0]
+    problem = facts.problem(q[None], k[None], v[None], torch.tensor([first], device=q.device))
+    context = dict(stages(problem, ("context",)))["context"][0]
     own = output.transpose(0, 1).float()
     largest = float(own.abs().max())
     difference = float((context - own).abs().max())

@@ -53,13 +53,13 @@ class LayerFacts:
             normalizer=Softmax(sinks=self.sinks is not None),
         )
 
-    def problem(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, first: Tensor) -> Problem:
+    def problem(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> Problem:
         """Return the problem of queries ``[R, H, Q, D]`` and keys and values ``[R, Hkv, K, D]``, in float32.
 
-        ``lengths [R]``: the keys of each row; ``first [R]``: the position of its first query.
+        ``first [R]``: the position of the first query of each row. No query sees the keys behind its own.
         """
         learned = {} if self.sinks is None else {"sinks": self.sinks.float()}
-        return Problem(q.float(), k.float(), v.float(), self.spec, key_lengths=lengths, offsets=first, learned=learned)
+        return Problem(q.float(), k.float(), v.float(), self.spec, offsets=first, learned=learned)
 
     def key_head(self, head: int) -> int:
         """The key/value head that a head reads."""

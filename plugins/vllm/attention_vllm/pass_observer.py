@@ -46,12 +46,18 @@ class KernelCall:
     refused: str | None = None
     """The reason why this layer is not told of."""
 
-    def keys(self, rows: Sequence[PassRow]) -> tuple[Tensor, Tensor]:
-        """The keys and values ``[R, Hkv, K, D]`` in the pages of rows, up to the longest one's last."""
-        longest, page = max(row.length for row in rows), self.cache.shape[2]
-        table = self.metadata.block_table[[row.at for row in rows], : -(-longest // page)].long()
-        keys, values = self.layout.read(self.cache, table)
-        return keys[:, :, :longest], values[:, :, :longest]
+    def keys(self, rows: Sequence[PassRow]) -> Tensor:
+        """The keys ``[R, Hkv, K, D]`` in the pages of rows, up to the longest one's last."""
+        return self.layout.keys(self.cache, self._table(rows))[:, :, : max(row.length for row in rows)]
+
+    def keys_and_values(self, row: PassRow) -> tuple[Tensor, Tensor]:
+        """The keys and values ``[Hkv, K, D]`` of a row."""
+        return self.keys([row])[0], self.layout.values(self.cache, self._table([row]))[0, :, : row.length]
+
+    def _table(self, rows: Sequence[PassRow]) -> Tensor:
+        pages = -(-max(row.length for row in rows) // self.cache.shape[2])
+        table: Tensor = self.metadata.block_table[[row.at for row in rows], :pages]
+        return table
 
 
 @dataclass(eq=False)
@@ -180,7 +186,7 @@ class PassObserver:
         facts, edits = self.facts[call.layer], asked.bound.edits.get(call.layer, ())
         if asked.checked and not edits:
             return
-        keys, values = (x[0] for x in call.keys([row]))
+        keys, values = call.keys_and_values(row)
         if not asked.checked:
             last = call.query[row.stop - 1 : row.stop].transpose(0, 1)
             fault = departure(facts, last, keys, values, call.output[row.stop - 1 : row.stop], row.length - 1)
@@ -212,10 +218,10 @@ class PassObserver:
         if not chosen:
             return
         rows = [row for _, row in chosen]
-        keys, _ = call.keys(rows)
+        keys = call.keys(rows)
         query = call.query[[row.stop - 1 for row in rows]][:, :, None]  # [R, H, 1, D]
-        lengths = torch.tensor([row.length for row in rows], device=query.device)
-        problem = self.facts[call.layer].problem(query, keys, keys, lengths, lengths - 1)
+        places = torch.tensor([row.length - 1 for row in rows], device=query.device)
+        problem = self.facts[call.layer].problem(query, keys, keys[..., :1], places)  # no values
         weights = weights_of(problem, Selection())[:, :, 0]
         for at, (asked, row) in enumerate(chosen):
             self._tell(call.layer, asked, row, weights[at])
@@ -236,7 +242,7 @@ class PassObserver:
                 trial.fault = trial.fault or f"layer {call.layer}: {call.refused}"
                 return
             for row in rows_of(sorted(trial.names & self._scheduled), self._runner, call.metadata):
-                keys, values = (x[0] for x in call.keys([row]))
+                keys, values = call.keys_and_values(row)
                 part = slice(row.start, row.stop)
                 facts, q = self.facts[call.layer], call.query[part].transpose(0, 1)
                 trial.compare(call.layer, facts, q, keys, values, call.output[part], row.first)

@@ -96,11 +96,12 @@ def test_statistics_of_tokens_read_the_tokens_of_the_text():
         np.testing.assert_allclose(found["duplicate_token"], weights[:, [0, 2]].sum(-1), atol=1e-5)
         np.testing.assert_allclose(found["classes"]["fives"], weights[:, [0, 2, 4]].sum(-1), atol=1e-5)
         np.testing.assert_allclose(found["classes"]["begin"], weights[:, :2].sum(-1), atol=1e-5)
-    engine = FakeEngine(facts_of(), SideBySide(), version=2)
-    engine.add("a", [5, 9, 5, 7, 5], ask)
-    engine.grow(engine.texts["a"])
-    (result,) = engine.run({"a": (0, 5)})["a"]
-    assert result["refused"]["param"] == "attention.statistics"
+    for version, tokens in ((2, [5, 9, 5, 7, 5]), (1, [5, 9, 5, 7, -1])):
+        engine = FakeEngine(facts_of(), SideBySide(), version=version)
+        engine.add("a", tokens, ask, prompt=4)
+        engine.grow(engine.texts["a"])
+        (result,) = engine.run({"a": (0, 5)})["a"]
+        assert result["refused"]["param"] == "attention.statistics"
 
 
 def edit_by_loops(tap, edit, engine, layer, stop):

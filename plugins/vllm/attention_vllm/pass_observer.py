@@ -264,8 +264,9 @@ class PassObserver:
         for name, each in named.items():
             if each.bound.reads_tokens:
                 tokens[name] = tokens_of(name, self._runner)
-                if len(tokens[name] or ()) < each.length:
-                    reason = "statistics of tokens need model runner V1, which says the tokens of a text"
+                own = (tokens[name] or [])[: each.length]
+                if len(own) < each.length or min(own) < 0:  # a negative one stands for a token that is not known yet
+                    reason = "the tokens of the text are not known, as in model runner V2 and async scheduling"
                     self._refuse(self._asked[name], InvalidRequest.at("attention.statistics", reason))
         lengths = {each.name: each.length for each in self._told}
         for name, layers in token_reports(self._told, tokens).items():

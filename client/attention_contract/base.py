@@ -78,7 +78,7 @@ class WireModel(BaseModel):
 
     __str__ = __repr__
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """The maps of this value as a notebook shows them, or a table of its fields."""
         shown: str = drawing_module("notebook").notebook_html(self)
         return shown

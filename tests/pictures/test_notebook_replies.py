@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from attention_contract import operations
 from attention_contract.operations import Operation
+from attention_contract.schemas.answers import Picture
 from attention_contract.short_repr import MAX_COLUMNS, MAX_LINES
 from attention_pictures.notebook.notebook_replies import VIEWS
 
@@ -70,3 +71,12 @@ def test_a_small_value_is_one_line():
     assert repr(LikelyToken(token="cat", id=7, logit=1.5, probability=0.25)) == (
         "LikelyToken(token='cat', id=7, logit=1.5, probability=0.25)"
     )
+
+
+@pytest.mark.parametrize(("media_type", "data"), [("image/svg+xml", b"<svg/>"), ("image/png", b"\x89PNG")])
+def test_a_notebook_shows_a_picture_and_no_table_in_its_place(media_type, data):
+    pytest.importorskip("IPython")
+    from IPython.core.formatters import DisplayFormatter
+
+    shown, _ = DisplayFormatter().format(Picture(media_type=media_type, data=data))
+    assert shown.keys() == {media_type, "text/plain"}

@@ -50,7 +50,7 @@ class Look:
         return (f"{self.note}\n" if self.note else "") + printed.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str | None:
-        return (f"<p>{escape(self.note)}</p>" if self.note else "") + self.reply._repr_html_()
+        return (f"<p>{escape(self.note)}</p>" if self.note else "") + (self.reply._repr_html_() or "")
 
 
 def look(

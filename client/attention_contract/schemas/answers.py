@@ -119,8 +119,11 @@ class Picture(WireModel):
     """The file."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str | bytes]:
-        """The table that a notebook shows."""
+        """The picture, as a notebook shows it."""
         return {self.media_type: self.data.decode() if self.media_type == "image/svg+xml" else self.data}
+
+    def _repr_html_(self) -> None:
+        """Nothing: Jupyter prefers HTML, so that a table of its fields would stand in its place."""
 
 
 class PassCounts(WireModel):

@@ -5,12 +5,13 @@ import gc
 import logging
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,10 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported, and the tests, out of every later collection of garbage, which took half a second."""
+    """Leave what is imported, and the tests, out of every later collection of garbage, which took half a second.
+
+    A machine's rates are measured once a process.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 100)  # what outlives two collections is looked at a tenth as often
+    if torch_device := sys.modules.get("attention_service.runtime.device.torch_device"):
+        torch_device.measure_rates = cache(torch_device.measure_rates)  # 40 ms, at each Device.open of a test
     for logger in logging.root.manager.loggerDict.values():  # pytest adds two handlers to each other one, in each phase
         logger.propagate = True
 
@@ -81,19 +87,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the files of a folder to one worker where they share a server that takes seconds to be ready."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByServer(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            folder, _, file = nodeid.partition("::")[0].rpartition("/")
-            return folder if folder.startswith("tests/api/doors/") else f"{folder}/{file}"
-
-    return ByServer(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def has_gpu() -> bool:
@@ -165,10 +158,9 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
 
     from attention_service.api.app import create_app
     from attention_service.api.serving import DrainingServer
-    from attention_service.cost import Rates
     from attention_service.models.server import worker_process
     from attention_service.settings import Settings
-    from tests.forked_workers import start_forked
+    from tests.forked_workers import rates, start_forked
 
     if not has_gpu():  # CUDA does not outlive a fork
         worker_process.create_subprocess_exec = start_forked
@@ -181,9 +173,8 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     scheme = "https" if "ssl_certfile" in settings else "http"
     url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-    rates = Rates(flops_per_s=1.8e11, bytes_per_s=4.7e10, overhead_s=3.1e-5)
     try:
-        with patch("attention_service.runtime.device.torch_device.measure_rates", lambda _: rates):
+        with patch("attention_service.runtime.device.torch_device.measure_rates", rates):
             thread.start()
             _wait_until_ready(url, thread)
         yield url

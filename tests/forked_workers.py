@@ -19,6 +19,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest.mock import patch
 
+from attention_service.cost import Rates
+from attention_service.runtime.device import torch_device
+
 _FORKS = multiprocessing.get_context("forkserver")
 _ONE_AT_A_TIME = threading.RLock()
 """Held by the thread that starts or reaps a process: several servers may run, each in its own thread."""
@@ -94,4 +97,10 @@ def _run(module: str, environment: Mapping[str, str], streams: Sequence[Any], pa
     os.environ.clear()
     os.environ.update(environment)
     sys.modules.pop(module, None)  # it runs as ``__main__``
+    torch_device.measure_rates = rates
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def rates(_: object) -> Rates:
+    """The rates of one machine, wherever tests run: the same is chosen by them, and no time goes by to measure them."""
+    return Rates(flops_per_s=1.8e11, bytes_per_s=4.7e10, overhead_s=3.1e-5)

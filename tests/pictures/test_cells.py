@@ -22,7 +22,9 @@ def board(**saved):
 
 
 @pytest.mark.sampled(dpi=2)
-@pytest.mark.parametrize("dpi", [100, 150, 200, 300])
+@pytest.mark.parametrize(
+    "dpi", [100, 150, pytest.param(200, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.slow)]
+)
 def test_every_cell_of_a_png_is_a_whole_rectangle(dpi):
     pixels = np.asarray(Image.open(board(format="png", dpi=dpi)).convert("RGB"))
     red = pixels[..., 0] > 128

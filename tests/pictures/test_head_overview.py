@@ -51,7 +51,8 @@ def maps(figure):
 @pytest.mark.parametrize("width", [COLUMN, PAGE])
 @pytest.mark.parametrize(
     ("layers", "heads", "tokens"),
-    [(range(4), 4, 7), (range(2), 1, 30), (range(12), 12, 20), (range(32), 32, 8),
+    [(range(4), 4, 7), (range(2), 1, 30), (range(12), 12, 20),
+     pytest.param(range(32), 32, 8, marks=pytest.mark.slow),  # a second
      ([f"{stack}.{at}" for stack in ("encoder", "decoder", "cross") for at in range(6)], 8, 12)],
 )  # fmt: skip
 def test_all_heads_fit_a_column_and_a_page(layers, heads, tokens, width):

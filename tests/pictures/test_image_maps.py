@@ -127,8 +127,8 @@ def test_what_shows_no_image_is_refused():
     assert fault.value.param == "view"
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("width", [750, 1004, 2008])
+@pytest.mark.sampled(width=2)
+@pytest.mark.parametrize("width", [750, pytest.param(2008, marks=pytest.mark.slow), 1004])
 @pytest.mark.parametrize("heads", [1, 24])
 def test_heads_over_an_image_fit_the_columns_of_a_paper(heads, width):
     layer = LayerWeights(layer=0, statistics=HeadStatistics(), queries=np.array(3), weights=np.full((heads, 3, 3), 0.1))

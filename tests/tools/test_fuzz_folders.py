@@ -21,7 +21,7 @@ from attention_service.modules.checkpoints.json_objects import UnreadableJson, j
 SOME = ["texts", "model gemma2", "form bitsandbytes NF4", "timm vit", "openclip clip", "gguf llama"]
 
 
-@pytest.mark.sampled(form=7)
+@pytest.mark.sampled(form=3)  # CI damages 300 more folders (`make fuzz`)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_reader_answers_or_names_what_is_damaged(form):
     outcome = walk_folders(ask_readers, 20, 5, [form])

@@ -98,7 +98,7 @@ def test_two_commands_start_one_server_that_stop_ends(begin, tmp_path):
     [
         (["--url", "dead", "info"], {}, "", "--url or ATTENTION_URL names"),
         pytest.param(["info", "--url", "dead"], {}, "", "--url or ATTENTION_URL names", marks=pytest.mark.slow),
-        (["info"], {"ATTENTION_URL": "dead"}, "", "--url or ATTENTION_URL names"),
+        pytest.param(["info"], {"ATTENTION_URL": "dead"}, "", "--url or ATTENTION_URL names", marks=pytest.mark.slow),
         (["info"], {"ATTENTION_AUTOSTART": "false"}, "", "ATTENTION_AUTOSTART=false forbids"),
         (
             ["info"],

@@ -6,11 +6,14 @@ takes 16 to 40 seconds of a processor, which workers that collect for themselves
 A worker takes a file at a time from a pipe, runs its tests, and sends their reports. The parent hands the reports to
 pytest's plugins, as if it had run the tests. If a worker dies, the test that it was at has failed, and another one
 goes on after it.
+
+While a fresh checkout is collected, another process collects its later half, and so compiles it on a core of its own.
 """
 
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -29,6 +32,29 @@ _FOLDERS_OF_ONE_SERVER = "tests/api/doors/"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the number of workers."""
     parser.addoption("--forks", type=int, default=0, help="run the tests in as many forked processes (0: in this one)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect the tests. Where nothing is compiled, the later half of the files is compiled meanwhile."""
+    folder = session.config.rootpath / "tests"
+    fresh = folder.exists() and not (folder / "__pycache__").exists()
+    if not (session.config.option.forks and fresh and _FORK):
+        return (yield)
+    files = sorted(map(str, folder.rglob("test_*.py")))
+    other = _FORK.Process(target=_compile, args=(session, files[len(files) // 2 :]), daemon=True)
+    other.start()
+    try:
+        return (yield)
+    finally:
+        other.terminate()
+        other.join()
+
+
+def _compile(session: pytest.Session, files: list[str]) -> None:
+    """Collect files in a forked process, which writes their bytecode."""
+    with _apart(session.config):
+        session.perform_collect(files)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -163,22 +189,29 @@ class _Sender:
 
 
 def _work(session: pytest.Session, connection: Connection, items: Iterator[pytest.Item]) -> None:
-    """Run tests in a forked process. What they print is captured apart from that of other processes."""
-    plugins, config = session.config.pluginmanager, session.config
+    """Run tests in a forked process."""
+    config = session.config
     folders = config._tmp_path_factory  # pytest has no public way to give a worker a folder of its own
     folders._basetemp = folders.mktemp("worker")
-    if capture := plugins.getplugin("capturemanager"):
-        capture.stop_global_capturing()
-        capture.start_global_capturing()
-    if terminal := plugins.getplugin("terminalreporter"):
-        plugins.unregister(terminal)
-    plugins.register(_Sender(config, connection))
-    try:
+    with _apart(config):
+        config.pluginmanager.register(_Sender(config, connection))
         item = next(items, None)
         while item is not None:
             following = next(items, None)  # fixtures that it does not need end with this test
             config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             item = following
+
+
+@contextmanager
+def _apart(config: pytest.Config) -> Iterator[None]:
+    """Capture what this process prints apart from what others do, and let pytest print nothing."""
+    if capture := config.pluginmanager.getplugin("capturemanager"):
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+    if terminal := config.pluginmanager.getplugin("terminalreporter"):
+        config.pluginmanager.unregister(terminal)
+    try:
+        yield
     finally:
         if capture:
             capture.stop_global_capturing()

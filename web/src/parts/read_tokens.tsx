@@ -10,6 +10,8 @@ export interface ReadToken {
   value: number;
   /** What is read of it. */
   said: string;
+  /** The part that it plays: `query` or `key` of a pair. */
+  mark?: string | undefined;
 }
 
 interface ReadTokensProps {
@@ -21,6 +23,8 @@ interface ReadTokensProps {
   /** The token that is read; also that of another row. */
   at: number | null;
   read: (at: number) => void;
+  /** Called with a token that was clicked. */
+  pick?: (at: number) => void;
   /** What follows the last token. */
   children?: ComponentChildren;
 }
@@ -28,7 +32,7 @@ interface ReadTokensProps {
 const WAYS: Partial<Record<string, number>> = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 
 /** A row of tokens. Arrow keys go from one to the next. */
-export function ReadTokens({ label, tokens, most, signed = false, at, read, children }: ReadTokensProps) {
+export function ReadTokens({ label, tokens, most, signed = false, at, read, pick, children }: ReadTokensProps) {
   const { theme } = usePage();
   const last = tokens.length - 1;
   const stop = Math.min(at ?? 0, last); // where Tab comes in
@@ -43,9 +47,9 @@ export function ReadTokens({ label, tokens, most, signed = false, at, read, chil
   return (
     <div class="read">
       <div class="generated" role="group" aria-label={label} onKeyDown={move}>
-        {tokens.map(({ name, value, said }, i) => (
-          <button key={i} type="button" tabIndex={i === stop ? 0 : -1} class={i === at ? "at" : undefined} style={background(value)} aria-label={`${name}: ${said}`}
-            onPointerEnter={() => read(i)} onFocus={() => read(i)}>{name}</button>
+        {tokens.map(({ name, value, said, mark }, i) => (
+          <button key={i} type="button" tabIndex={i === stop ? 0 : -1} class={[i === at && "at", mark].filter(Boolean).join(" ") || undefined} style={background(value)} aria-label={`${name}: ${said}`}
+            onPointerEnter={() => read(i)} onFocus={() => read(i)} onClick={pick && (() => pick(i))}>{name}</button>
         ))}
         {children}
       </div>

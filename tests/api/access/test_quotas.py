@@ -36,7 +36,7 @@ TENSORS = {"content-type": SAFETENSORS}
 def long(length):
     """The body of a request that computes for a while."""
     query = np.zeros((1, 8, length, 16), np.float32)
-    request = RawForwardRequest(query=query, key=query, value=query, select=Select(queries=[0]))
+    request = RawForwardRequest(query=query, key=query, value=query, return_=["weights"], select=Select(queries=[0]))
     return b"".join(to_body(request, SAFETENSORS, "request"))
 
 

@@ -110,7 +110,8 @@ def test_what_is_asked_is_held_to_its_property(small):
     """A last MLP that is wrong by a hundredth shows in all that is not held to passes of the same model."""
     model, loaded = small("llama")
     loaded.model.model.layers[1].mlp.down_proj.weight.mul_(1.01)
-    errors = {name: ask(model, loaded) for name, ask in QUESTIONS.items() if name not in {"effects", "shared"}}
+    others = {"effects", "shared", "point router"}  # held to the model itself, and the experts that it has not
+    errors = {name: ask(model, loaded) for name, ask in QUESTIONS.items() if name not in others}
     assert min(errors.values()) > 1e-4, errors
 
 

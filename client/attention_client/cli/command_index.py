@@ -52,6 +52,10 @@ PANELS: Final = {
             "commands.transcription_commands:transcribe",
             "Write down what is said in a sound, with the seconds at which each word begins and ends.",
         ),
+        "parity": CommandEntry(
+            "compare.parity_commands:parity",
+            "Compare the attention of generated tokens on two servers: by layer, and where it first departs.",
+        ),
         "record": CommandEntry(
             "commands.recording_commands:record",
             "Record what a model computes for a text. Its attention runs on the server.",

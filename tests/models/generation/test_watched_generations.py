@@ -37,12 +37,12 @@ def prompts(count):
     return [[3 + (7 * number + at) % 9 for at in range(2 + number % 5)] for number in range(count)]
 
 
-def run(family, rows, watches, **fields):
+def run(family, rows, watches, by_caller=None, **fields):
     """Generate for many callers at once, and return the choice of each."""
     model, decoder, given = loaded(family), Decoder(loaded(family)), []
     running = []
-    for row, watch in zip(rows, watches, strict=True):
-        sent = {"model": family, "prompt": row, "max_tokens": NEW, "temperature": 0, "ignore_eos": True} | fields
+    for row, watch, more in zip(rows, watches, by_caller or [{}] * len(rows), strict=True):
+        sent = {"model": family, "prompt": row, "max_tokens": NEW, "temperature": 0, "ignore_eos": True} | fields | more
         request = validate(CompletionRequest, sent)
         plan = replace(plan_generation(model, request), watch=() if watch is None else [watch])
         running.append(RunningGeneration(decoder, request, plan, given.append))
@@ -180,3 +180,26 @@ def test_a_probe_of_another_width_is_refused():
     sites = Sites()
     with scoring([TextWatch([other])], sites), pytest.raises(InvalidRequest, match="3 weights, and the states are 2"):
         sites.changes[0][1](torch.zeros(1, 1, 2))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_steered_watched_and_plain_texts_among_sixteen_are_each_as_alone(family):
+    """Prompts of steered texts are read with those of others, each with its own vector."""
+    rows, drawn = prompts(16), torch.randn(16, 32, generator=torch.Generator().manual_seed(5))
+    watches = [probe(family) if number % 3 == 1 else None for number in range(16)]
+    steered = [
+        {"attention": {"statistics": [], "edits": {"0": [{"tap": "hidden", "add": drawn[number].tolist()}]}}}
+        if number % 3 == 2 else {}
+        for number in range(16)
+    ]  # fmt: skip
+    together = run(family, rows, watches, logprobs=0, by_caller=steered)
+    assert max(reply["ran"]["joined"] for reply in together) == 16
+    for number, reply in enumerate(together):
+        own = slice(number, number + 1)
+        (lonely,) = run(family, rows[own], watches[own], logprobs=0, alone=True, by_caller=steered[own])
+        (choice,), (expected,) = reply["choices"], lonely["choices"]
+        assert choice["text"] == expected["text"]
+        one, other = (each["logprobs"]["token_logprobs"] for each in (choice, expected))
+        np.testing.assert_allclose(one, other, atol=1e-5)
+        if watches[number] is not None:
+            np.testing.assert_allclose(scores_of(choice), scores_of(expected), atol=1e-5)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from attention_service.core.tensors import wide
-from attention_service.models.generation.decoding.decode_attention import Decoding
+from attention_service.models.generation.decoding.decode_attention import Decoding, editing_states
 from attention_service.models.generation.decoding.running_text import RunningText
 from attention_service.models.generation.decoding.watched_states import scoring
 from attention_service.models.passes.points import Points
@@ -18,7 +18,7 @@ from attention_service.models.passes.points import Points
 def reads_together(text: RunningText) -> bool:
     """True if a text's past may be cut out of that of a batch, and nothing is asked of the passes over its prompt."""
     past = text.past
-    edited = text.edits and not text.edits.begin_later
+    edited = not (text.edits.of_states_alone or text.edits.begin_later)
     if (
         text.alone
         or text.seen
@@ -79,7 +79,7 @@ def read_together(model: Any, attention: Decoding, points: Points, texts: Sequen
     else:
         places = list(range(width))
     ends = [len(text.ids) - 1 for text in texts]
-    with attention.running([]), scoring([text.watch for text in texts], points, ends):
+    with attention.running([]), editing_states(texts, points), scoring([text.watch for text in texts], points, ends):
         logits = model(**arguments, return_dict=True).logits
     found = []
     for row, text in enumerate(texts):

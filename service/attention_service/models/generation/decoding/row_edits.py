@@ -41,6 +41,11 @@ class RowEdits:
         return bool(self._bound)
 
     @property
+    def of_states_alone(self) -> bool:
+        """True if none is inside an attention."""
+        return not any(self._inside.values())
+
+    @property
     def begin_later(self) -> bool:
         """True if they leave the first token, and so its prompt, as it is."""
         return self._first > 0

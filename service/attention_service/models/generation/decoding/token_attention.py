@@ -15,7 +15,7 @@ from attention_contract.schemas.openai import AttentionOfTokens
 from attention_contract.schemas.weights import BY_KEY
 from attention_contract.tensors import encode
 from attention_service.core.edits import BoundEdit
-from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, StatisticInputs
+from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, TOKEN_STATISTICS, StatisticInputs
 from attention_service.core.inspection.summed_statistics import WeightSizes
 from attention_service.core.inspection.weights import QueryTotals, weights_of
 from attention_service.core.problem import Problem, Selection
@@ -113,6 +113,8 @@ class TokenAttention:
         self.heads = None if wanted.heads is None else tuple(wanted.heads)
         self._names = DEFAULT_STATISTICS if wanted.statistics is None else tuple(dict.fromkeys(wanted.statistics))
         self._spans = spans
+        classes = wanted.statistic_options.token_classes
+        self._compares_tokens = bool(classes) or not TOKEN_STATISTICS.isdisjoint(self._names)
         self.settings: Hashable = (wanted.model_dump_json(exclude={"layers", "edits", "keep"}), spans)
         """Equal for texts that ask for the same."""
         self._kinds = {key: self._kind(place) for key, place in self._places.items()}
@@ -163,9 +165,8 @@ class TokenAttention:
         if self._names:
             lengths = torch.tensor([len(each) for each in tokens], device=device)[:, None]
             of_keys = torch.full((count, keys), -1, device=device)
-            if not cross:
-                rows = [[*each, *[-1] * (keys - len(each))] for each in tokens]
-                of_keys = torch.tensor(rows, device=device)
+            if not cross and self._compares_tokens:
+                of_keys = _padded(tokens, keys, device)
             last = torch.tensor([[each[-1]] for each in tokens], device=device)
             own = 0 if cross else len(tokens[0])
             inputs = replace(
@@ -215,6 +216,14 @@ def _repeated(mask: Tensor | None, query: Tensor, times: int) -> Tensor | None:
     if mask is None or mask.ndim < 4 or len(mask) == 1:
         return mask
     return mask.expand(len(query), *mask.shape[1:]).repeat(times, 1, 1, 1)
+
+
+def _padded(tokens: Sequence[Sequence[int]], keys: int, device: torch.device) -> Tensor:
+    """The tokens of each text, filled up with −1 ``[N, keys]``; those of a text in several layers are read once."""
+    texts = {id(each): each for each in tokens}
+    places = {text: at for at, text in enumerate(texts)}
+    rows = torch.tensor([[*each, *[-1] * (keys - len(each))] for each in texts.values()], device=device)
+    return rows[[places[id(each)] for each in tokens]]
 
 
 def _positions(place: AttentionPlace, own: int, keys: int) -> Tensor | None:

@@ -35,7 +35,7 @@ class TextParity:
 
     prompt: str
     tokens: int
-    """Those that were generated."""
+    """The number that was generated."""
     alike: int
     """The first tokens that are the same. The next one is compared too: the same text came before it."""
     layers: list[LayerParity]

@@ -244,3 +244,16 @@ def test_refused_watches_name_the_field(url, models, direction, path, fields, st
     refused = httpx.post(url + path, json=body, timeout=120).json()
     fault = refused.get("error", refused)
     assert (refused.get("status", status), fault["param"]) == (status, param), refused
+
+
+def test_a_probe_of_statistics_scores_what_a_generation_tells_of_its_heads(url, models):
+    weights = np.random.default_rng(5).normal(size=16)
+    probe = models.fit_probe("tiny", {"statistics": ["entropy"]}, weights=weights, bias=0.25).id
+    wanted = {"watch": [{"probe": probe}], "statistics": ["entropy"]}
+    choice = models.generate("tiny", TEXTS[0], max_tokens=5, temperature=0, attention=wanted).choices[0]
+    for token in choice.attention:
+        told = np.concatenate([layer.statistics.entropy for layer in token.layers])
+        assert token.scores[probe] == pytest.approx(told @ weights + 0.25, abs=1e-5)
+    body = {"model": "tiny", "prompt": "Kate", "attention": {"watch": [{"probe": probe, "prompt": True}]}}
+    refused = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "attention.watch.0.prompt")  # as OpenAI

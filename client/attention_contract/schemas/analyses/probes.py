@@ -204,8 +204,8 @@ class Watch(WireModel):
     """A probe that scores tokens while a model reads or generates them."""
 
     probe: ProbeId
-    """Its id; it is of this model: of a state, ``hidden``, ``output``, ``mlp`` or ``router``, or of a steering vector.
-    """
+    """Its id; it is of this model: of a state, ``hidden``, ``output``, ``mlp`` or ``router``, of a steering vector, or,
+    to watch generations, of statistics of heads."""
     stop: WatchStop | None = None
     """The rule that ends a generated text."""
     prompt: bool = False

@@ -332,7 +332,7 @@ class RunningGeneration:
             self._objects.prefix = self._loaded.reader.decoder.decode(heard.accepted).rstrip(INCOMPLETE)
             self._objects.begin_window(text.heard, language_token(model.generation_config, begun.ids), heard.language)
         text.look = self._look(text)
-        text.watch = TextWatch(plan.watch) if plan.watch else None
+        text.watch = TextWatch(plan.watch, text.prompt) if plan.watch else None
         self._seed(text)
         self._objects.cached += self._decoder.recall(text, self._reader)
         return text

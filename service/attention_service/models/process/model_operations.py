@@ -30,13 +30,13 @@ from attention_service.models.generation.generation import RunningGeneration
 from attention_service.models.generation.plans.generation_plan import GenerationPlan, plan_generation
 from attention_service.models.generation.plans.response_plan import chat_of, plan_response
 from attention_service.models.generation.plans.transcription_plan import plan_transcription
+from attention_service.models.generation.plans.watched_plan import watch_of
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.added_vectors import AddedVectors
-from attention_service.models.loaded.streams.watched_probes import watched_probes
 from attention_service.models.process import priced_questions as questions
 from attention_service.models.process.answered_contexts import context
 from attention_service.models.process.priced_questions import AskedModel
@@ -104,8 +104,7 @@ def _generation(plan_of: Callable[[LoadedModel, Any], GenerationPlan]) -> Work:
     def work(model: AskedModel, request: Any, facts: Facts, emit: Emit) -> PricedRun:
         loaded, memory, plan = model.loaded, model.costs.memory, plan_of(model.loaded, request)
         if request.attention is not None and request.attention.watch:
-            probes = watched_probes(loaded, request.attention.watch, facts["probes"], "attention.watch", generates=True)
-            plan = replace(plan, watch=probes)
+            plan = replace(plan, watch=watch_of(loaded, request.attention, facts["probes"]))
         need = plan.needed_bytes(loaded) + memory.image_bytes(plan.vision)
         need += loaded.reader.front_bytes(plan.arguments) if plan.arguments else 0
 

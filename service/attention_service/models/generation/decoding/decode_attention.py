@@ -51,8 +51,11 @@ class TextRow(Protocol):
     seen: int
     """Its tokens of the passes before."""
     edits: "RowEdits"
-    look: TokenAttention | None
     heard: HeardFrames | None
+
+    @property
+    def looks(self) -> Sequence[TokenAttention]:
+        """The reports on the attention of its tokens."""
 
 
 @dataclass
@@ -60,7 +63,7 @@ class _Encoded:
     """A text whose encoder runs."""
 
     edits: "RowEdits"
-    look: TokenAttention | None = None
+    looks: Sequence[TokenAttention] = ()
     heard: HeardFrames | None = None
     seen: int = 0
     ids: list[int] = field(default_factory=list)
@@ -131,7 +134,7 @@ class DecodeAttention:
         self._rows, self._joined, self._found = rows, joined, PassWeights()
         for row in rows:
             self._edited = self._edited or bool(row.edits)
-            self._asking = self._asking or row.look is not None or row.heard is not None
+            self._asking = self._asking or bool(row.looks) or row.heard is not None
         self._asking = self._asking or self._edited
         try:
             with editing_states(rows, self._points) if self._edited else nullcontext():
@@ -162,16 +165,17 @@ class DecodeAttention:
             (row,) = self._rows
             layer = self._core.turns.layer_of(module)
             edits = self._inside(row, layer, query, key) if self._edited else edits
-            looks = row.look is not None and row.look.wants(layer) and self._found is not None
+            told = PassWeights() if self._found is None else self._found
+            looks = [look for look in row.looks if look.wants(layer)]
             hears = row.heard is not None and row.heard.wants(layer)
             if looks or hears:
                 last = last_query(module, query, key, value, attention_mask, options)
                 own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1) if edits else edits
                 if hears and row.heard is not None:
                     row.heard.see(layer, last, own)
-                if looks and row.look is not None and self._found is not None:
-                    shared = last if not _BY_QUERY.isdisjoint(options) and _has(options, _BY_QUERY) else attention_mask
-                    self._found.see(row.look, layer, last, own, shared)
+                shared = last if not _BY_QUERY.isdisjoint(options) and _has(options, _BY_QUERY) else attention_mask
+                for look in looks:
+                    told.see(look, layer, last, own, shared)
         if edits or (not _UNKNOWN.isdisjoint(options) and _has(options, _UNKNOWN)):
             raw = attention_call(module, query, key, value, attention_mask, **options).raw()
             kernel = self._core.kernel(raw, edits=bool(edits))[1]
@@ -189,9 +193,10 @@ class DecodeAttention:
     ) -> Tensor:
         """The context ``[R, H, 1, Dv]`` of texts whose keys lie in one tensor. ``layer``: None if nothing is asked."""
         rows = self._rows[part.rows]
-        looks, edited = [row.look for row in rows], [at for at, row in enumerate(rows) if row.edits]
+        looks = [look for row in rows for look in row.looks] if layer is not None else []
+        edited = [at for at, row in enumerate(rows) if row.edits]
         hearing = [row.heard for row in rows if layer is not None and row.heard is not None and row.heard.wants(layer)]
-        looking = layer is not None and any(look is not None and look.wants(layer) for look in looks)
+        looking = layer is not None and any(look.wants(layer) for look in looks)
         looking = looking or bool(hearing)
         weights: Tensor | None = None
         bias = self._position_bias(options.get("position_bias"), part)
@@ -232,10 +237,10 @@ class DecodeAttention:
             own = weights[at : at + 1, ..., : part.seen[at].stop]
             if row.heard is not None and row.heard.wants(layer):
                 row.heard.take(layer, own[0, :, 0])
-            if part.encoded and row.look is not None:
-                found.add(layer, [row.look], own)
-        if not part.encoded:
-            found.add(layer, [row.look for row in rows], weights)
+            for look in row.looks if part.encoded else ():
+                found.add(layer, [look], own)
+        for number in range(0 if part.encoded else max(len(row.looks) for row in rows)):
+            found.add(layer, [row.looks[number] if number < len(row.looks) else None for row in rows], weights)
 
     def _one_call(self, query: Tensor, part: PastPart, scale: float | None, added: Tensor | None) -> Tensor:
         """The context ``[R, H, 1, Dv]`` by one kernel: the heads of a group are the queries of their keys."""
@@ -292,7 +297,7 @@ class DecodeAttention:
         raw = attention_call(module, query[at : at + 1], key, value, None, **{**options, **own}).raw(whole=True)
         problem = problem_of(raw)
         found = attend(problem, (), edits=edits, kernel=self._core.kernel(raw, edits=True)[1]).context
-        return found, weights_of(problem, Selection(), edits) if row.look is not None else None
+        return found, weights_of(problem, Selection(), edits) if row.looks else None
 
 
 def _has(options: Mapping[str, Any], names: frozenset[str]) -> bool:

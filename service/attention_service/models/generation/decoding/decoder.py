@@ -241,7 +241,7 @@ class Decoder:
             with adapted, self.attention.running(texts, group.past) as weights:
                 with watching:
                     logits = group.run()
-                looking = {text.look: text.ids for text in texts if text.look is not None}
+                looking = {look: text.ids for text in texts for look in text.looks}
                 layers = weights.reports(looking) if looking else {}
         except Exception:
             group.dissolve()
@@ -249,6 +249,8 @@ class Decoder:
             return [self._single(text) for text in texts]
         group.end()
         for text in texts:
+            if text.watch is not None and text.watch.looks:
+                text.watch.take(layers)
             if text.heard is not None:
                 text.heard.end_pass()
         requests = len({text.request for text in texts})
@@ -269,7 +271,10 @@ class Decoder:
         text.advance(output)
         if text.heard is not None:
             text.heard.end_pass(output.logits)
-        layers = None if text.look is None else weights.reports({text.look: text.ids})[text.look]
+        reports = weights.reports(dict.fromkeys(text.looks, text.ids)) if text.looks else {}
+        layers = None if text.look is None else reports[text.look]
+        if text.watch is not None:
+            text.watch.take(reports)
         text.seen = len(text.ids)
         logits = wide(output.logits[:, -1], copy=True)
         return Step(text, logits, text.choose(logits), layers)

@@ -19,14 +19,7 @@ def reads_together(text: RunningText) -> bool:
     """True if a text's past may be cut out of that of a batch, and nothing is asked of the passes over its prompt."""
     past = text.past
     edited = not (text.edits.of_states_alone or text.edits.begin_later)
-    if (
-        text.alone
-        or text.seen
-        or edited
-        or text.look is not None
-        or watches_prompt(text)
-        or not text.reads_tokens_alone
-    ):
+    if text.alone or text.seen or edited or text.looks or watches_prompt(text) or not text.reads_tokens_alone:
         return False
     most = 2 * len(text.ids)  # the longest of a batch
     return isinstance(past, DynamicCache) and bool(past.layers) and all(is_cuttable(each, most) for each in past.layers)

@@ -57,7 +57,7 @@ class _Layer:
     def weights(self, x: Tensor) -> Tensor:
         """Edit the weights ``[1, H, Q, K]``, and take those of the last query."""
         row, layer, (queries, keys) = self._row, self._layer, x.shape[2:]
-        looks = row.look is not None and row.look.wants(layer)
+        looks = [look for look in row.looks if look.wants(layer)]
         tokens = row.seen + queries
         if (looks or row.edits) and not (self._sight.is_over_pairs(x) and (is_cross(layer) or keys <= len(row.ids))):
             raise InvalidRequest.at(
@@ -72,8 +72,8 @@ class _Layer:
                 layer, range(row.seen, row.seen + queries), heads, range(first, first + keys)
             )
             x = apply(self._edits, "weights", x)
-        if looks:
-            self._found.add(layer, [row.look], x[:, :, -1:])
+        for look in looks:
+            self._found.add(layer, [look], x[:, :, -1:])
         return x
 
     def values(self, x: Tensor) -> Tensor:

@@ -1,21 +1,31 @@
-"""The scores of tokens by probes, in the passes that make their states; rows of other texts are not touched."""
+"""The scores of tokens by probes, in the passes that make their states or weights; rows of other texts stay."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attention_service.models.loaded.streams.watched_probes import WatchedProbe, check_width
+from attention_contract.schemas.openai import AttentionOfTokens
+from attention_service.models.generation.decoding.token_attention import TokenAttention
+from attention_service.models.loaded.streams.watched_probes import Watched, WatchedHeads, WatchedProbe, check_width
 from attention_service.models.passes.points import Point, Points
 
 
 class TextWatch:
     """The probes that watch one text, with the scores of its tokens."""
 
-    def __init__(self, probes: Sequence[WatchedProbe]) -> None:
-        self.probes = probes
+    def __init__(self, probes: Sequence[Watched], tokens: int = 0) -> None:
+        """``tokens``: those of the prompt."""
+        self.probes, self._tokens = probes, tokens
+        self.looks = [
+            (number, TokenAttention(_statistics(probe), probe.places, tokens))
+            for number, probe in enumerate(probes) if isinstance(probe, WatchedHeads)
+        ]  # fmt: skip
+        """The reports that probes of heads read, with the numbers of these probes."""
+        self.of_states = [(number, probe) for number, probe in enumerate(probes) if isinstance(probe, WatchedProbe)]
+        """The probes of states, with their numbers."""
         self.last = [0.0] * len(probes)
         """The scores of the last token that was read."""
         self.prompt: dict[str, list[float]] = {probe.id: [] for probe in probes if probe.prompt}
@@ -23,10 +33,17 @@ class TextWatch:
 
     def fork(self) -> "TextWatch":
         """Return the watch of another choice of the same prompt, which has been read."""
-        other = TextWatch(self.probes)
+        other = TextWatch(self.probes, self._tokens)
         other.last = [*self.last]
         other.prompt = {probe: [*scores] for probe, scores in self.prompt.items()}
         return other
+
+    def take(self, reports: Mapping[TokenAttention, Sequence[Mapping[str, Any]]]) -> None:
+        """Score the last token by what a pass told of its attention."""
+        for number, look in self.looks:
+            probe = self.probes[number]
+            if isinstance(probe, WatchedHeads):
+                self.last[number] = probe.score(reports[look])
 
     @property
     def scores(self) -> dict[str, float]:
@@ -42,8 +59,19 @@ class TextWatch:
         return None
 
 
-Entry = tuple[int, TextWatch, int]
-"""A row of a pass, its watch, and the number of one of its probes."""
+def _statistics(probe: WatchedHeads) -> AttentionOfTokens:
+    """The request to tell of the statistics that a probe reads."""
+    return AttentionOfTokens(statistics=probe.of.statistics, heads=probe.of.heads)
+
+
+class _Entry(NamedTuple):
+    """A probe of a text that shares a pass."""
+
+    row: int
+    watch: TextWatch
+    number: int
+    """That of the probe among those of the text."""
+    probe: WatchedProbe
 
 
 @contextmanager
@@ -54,30 +82,21 @@ def scoring(
 
     ``ends``: the place of this token in each row; None for the last. ``prompt``: the pass is over a part of a prompt.
     """
-    entries: dict[Point, list[Entry]] = {}
+    entries: dict[Point, list[_Entry]] = {}
     for row, watch in enumerate(watches):
         if watch is not None:
-            for number, probe in enumerate(watch.probes):
-                entries.setdefault(probe.point, []).append((row, watch, number))
+            for number, probe in watch.of_states:
+                entries.setdefault(probe.point, []).append(_Entry(row, watch, number, probe))
     if not entries:
         yield
         return
-    scored: list[tuple[list[Entry], Tensor]] = []
+    scored: list[tuple[list[_Entry], list[float]]] = []
 
-    def reader(own: list[Entry]) -> Any:
+    def reader(own: list[_Entry]) -> Any:
         def read(state: Tensor) -> None:
-            rows = [row for row, _, _ in own]
-            at = [-1] * len(rows) if ends is None else [ends[row] for row in rows]
-            probes = [watch.probes[number] for _, watch, number in own]
-            x = state[rows, at].flatten(1).double()  # [R, d]
-            for probe in probes:
-                check_width(probe, x.shape[1])
-            first = probes[0].weights
-            same = all(probe.weights is first for probe in probes)
-            weights = first if same else torch.stack([probe.weights for probe in probes])
-            scored.append((own, (x * weights).sum(-1)))
-            for row, watch, number in own if prompt else ():
-                if (probe := watch.probes[number]).prompt:
+            scored.append((own, _scores(state, own, ends)))
+            for row, watch, _, probe in own if prompt else ():
+                if probe.prompt:
                     watch.prompt[probe.id] += probe.scores(state[row].flatten(1)).tolist()
 
         return read
@@ -85,5 +104,24 @@ def scoring(
     with points.changing([(point, reader(own)) for point, own in entries.items()]):
         yield
     for own, scores in scored:
-        for (_, watch, number), score in zip(own, scores.tolist(), strict=True):
-            watch.last[number] = score + watch.probes[number].bias
+        for (_, watch, number, probe), score in zip(own, scores, strict=True):
+            watch.last[number] = score + probe.bias
+
+
+def _scores(state: Tensor, entries: Sequence[_Entry], ends: Sequence[int] | None) -> list[float]:
+    """The scores of probes without their bias: one product of the rows ``[R, d]`` and all probes that differ."""
+    rows, first = [entry.row for entry in entries], entries[0].probe
+    if ends is None:
+        last = state[:, -1] if rows == [*range(len(state))] else state[rows, -1]
+    else:
+        last = state[rows, [ends[row] for row in rows]]
+    x = last.flatten(1).double()
+    probes = {entry.probe.id: entry.probe for entry in entries}
+    for probe in probes.values():
+        check_width(probe, x.shape[1])
+    if len(probes) == 1:
+        alike: list[float] = (x @ first.weights).tolist()
+        return alike
+    products = (x @ torch.stack([probe.weights for probe in probes.values()], 1)).tolist()
+    place = {name: at for at, name in enumerate(probes)}
+    return [row[place[entry.probe.id]] for row, entry in zip(products, entries, strict=True)]

@@ -27,7 +27,7 @@ from attention_service.models.inputs.sounds.sound_windows import SoundWindow
 from attention_service.models.inputs.sounds.time_tokens import TimeTokens
 from attention_service.models.loaded.edit_checks import check_edits, check_edits_of_embeddings
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.watched_probes import WatchedProbe
+from attention_service.models.loaded.streams.watched_probes import Watched
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.points import EDITED_EMBEDDINGS, EMBEDDINGS
 from attention_service.runtime.binding.bound_statistics import check_able, check_single_query, check_unspoiled
@@ -120,7 +120,7 @@ class GenerationPlan:
     """The sound, whose frames are then the prompt, or parts of it."""
     echoes: bool = False
     """True if each choice begins with its prompt."""
-    watch: Sequence[WatchedProbe] = ()
+    watch: Sequence[Watched] = ()
     """The probes that score its tokens."""
     spans: Sequence[NamedTokens] = ()
     """The named parts of each prompt, if there are some."""

@@ -21,10 +21,10 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 endif
 # More arguments for what the target runs.
 ARGS ?=
-# One worker more than cores: tests wait for servers and processes a fifth of their time. Workers are forked once tests are collected.
+# One worker more than cores: tests wait for servers and processes a fifth of their time.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tools.forked_tests --forks $(WORKERS)
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: help serve web test test-more test-base test-base-here test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop test-vllm schemathesis fuzz soak chaos findings constraints clean
 

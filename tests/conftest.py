@@ -89,6 +89,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the files of a folder to one worker where they share a server that takes seconds to be ready."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            folder, _, file = nodeid.partition("::")[0].rpartition("/")
+            return folder if folder.startswith("tests/api/doors/") else f"{folder}/{file}"
+
+    return ByServer(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def has_gpu() -> bool:
     """True on a machine with a CUDA device."""
     if not HAS_TORCH:

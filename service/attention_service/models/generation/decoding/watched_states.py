@@ -70,7 +70,7 @@ class _Entry(NamedTuple):
     row: int
     watch: TextWatch
     number: int
-    """That of the probe among those of the text."""
+    """The number of the probe among those of its text."""
     probe: WatchedProbe
 
 

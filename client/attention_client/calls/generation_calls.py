@@ -3,13 +3,12 @@
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, overload
 
 from attention_client.arguments import DrawFields
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, Group, WayT, method, streamed
 from attention_client.media_files import AudioLike, sent
-from attention_client.streams.sent_sounds import SoundPiece, heard, heard_async
 from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.schemas.openai import (
@@ -26,6 +25,9 @@ from attention_contract.schemas.openai_api.tokenization import Tokenization
 from attention_contract.schemas.openai_api.transcriptions import GrowingSound, Transcription, TranscriptionEvent
 from attention_contract.schemas.text_similarity import Pooling
 from attention_contract.validation import validate
+
+if TYPE_CHECKING:
+    from attention_client.streams.sent_sounds import SoundPiece
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
@@ -215,12 +217,12 @@ class Generation(Group[WayT]):
 
     @overload
     def stream_sound(
-        self: "Generation[Blocking]", model: str, pieces: Iterable[SoundPiece], *, rate: int = 16_000,
+        self: "Generation[Blocking]", model: str, pieces: Iterable["SoundPiece"], *, rate: int = 16_000,
         frames: int = 25, every_s: float = 1.0, ssl: ssl.SSLContext | None = None, **options: Unpack[SoundFields],
     ) -> Iterator[SoundStreamEvent]: ...  # fmt: skip
     @overload
     def stream_sound(
-        self: "Generation[Awaited]", model: str, pieces: AsyncIterable[SoundPiece] | Iterable[SoundPiece], *,
+        self: "Generation[Awaited]", model: str, pieces: AsyncIterable["SoundPiece"] | Iterable["SoundPiece"], *,
         rate: int = 16_000, frames: int = 25, every_s: float = 1.0, ssl: ssl.SSLContext | None = None,
         **options: Unpack[SoundFields],
     ) -> AsyncIterator[SoundStreamEvent]: ...  # fmt: skip
@@ -235,6 +237,8 @@ class Generation(Group[WayT]):
         token whose ``alignment_heads`` look most at one of the last ``frames`` frames. The last event has the whole
         ``text``. Raises ModelNotFound and InvalidRequest, and ConnectionFailed if the connection breaks.
         """
+        from attention_client.streams.sent_sounds import heard, heard_async  # noqa: PLC0415 - few calls need websockets
+
         start = validate(
             SoundStreamStart, {"model": model, "rate": rate, "frames": frames, "every_s": every_s, **options}
         )

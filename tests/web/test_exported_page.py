@@ -68,4 +68,5 @@ def test_a_sentence_about_what_was_not_recorded_names_the_way_to_a_server(visit)
     page.get_by_label("Type a sentence").press("Enter")
     page.get_by_text("This page has no server").wait_for()
     page.get_by_text("make serve starts a server").wait_for()
+    page.wait_for_load_state("networkidle")  # a view that is still open may ask too
     visit.refused(1)

@@ -11,9 +11,9 @@ import { continued, continuing, parting, promptOf } from "../../subjects/continu
 import type { Continuation, ContinuedToken } from "../../subjects/continuations";
 import { FIRST_TEXT, shownToken } from "../../subjects/model_subject";
 import { refOf } from "../../subjects/subject";
-import { useFits } from "../../parts/fits";
+import { useFits } from "../../parts/model/fits";
 import { ModelChoice } from "../../parts/model_choice";
-import { ReadTokens } from "../../parts/read_tokens";
+import { ReadTokens } from "../../parts/model/read_tokens";
 import { Opening } from "../../parts/sentence";
 import { ChatLine, TextBox } from "../../parts/texts";
 import { Controls } from "../../parts/controls";

@@ -6,8 +6,8 @@ import type { Params } from "../../page/state";
 import { bytes, precise, short } from "../../numbers/format";
 import { FIRST_SIDES, METHODS, POSITIONS, readSides } from "../../subjects/sides";
 import type { Sides } from "../../subjects/sides";
-import { FitActions, FitState } from "../../parts/fits";
-import type { Fit, Fits } from "../../parts/fits";
+import { FitActions, FitState } from "../../parts/model/fits";
+import type { Fit, Fits } from "../../parts/model/fits";
 import { Answer } from "../../parts/work";
 import { Area, Button, Choice, Faulty, ProblemBox, Table } from "../../parts/ui";
 

@@ -6,8 +6,8 @@ import type { ProblemDocument } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { bytes, count, duration, short } from "../../numbers/format";
 import type { ModelComplexityReply, PassCost } from "../../server/types";
-import { FitActions, FitState, useFits } from "../../parts/fits";
-import type { Fit } from "../../parts/fits";
+import { FitActions, FitState, useFits } from "../../parts/model/fits";
+import type { Fit } from "../../parts/model/fits";
 import { Answer } from "../../parts/work";
 import { Area, Choice, Faulty, Field, ProblemBox, Table } from "../../parts/ui";
 

@@ -15,7 +15,7 @@ import { LINKS, linking, readPairs, textLayers, writePairs } from "../../subject
 import type { LinkingHead, PairsReply, TokenPair } from "../../subjects/token_pairs";
 import { refOf } from "../../subjects/subject";
 import { LinkedHead } from "../../parts/linked_head";
-import { ReadTokens } from "../../parts/read_tokens";
+import { ReadTokens } from "../../parts/model/read_tokens";
 import { Opening } from "../../parts/sentence";
 import { ChatLine, TextBox } from "../../parts/texts";
 import type { ModelInfo, ModelLabels } from "../../server/types";

@@ -166,7 +166,10 @@ class DecodeAttention:
             layer = self._core.turns.layer_of(module)
             edits = self._inside(row, layer, query, key) if self._edited else edits
             told = PassWeights() if self._found is None else self._found
-            looks = [look for look in row.looks if look.wants(layer)]
+            looks = list[TokenAttention]()  # by a loop: a comprehension is one more call for each layer and token
+            for look in row.looks:
+                if look.wants(layer):
+                    looks.append(look)
             hears = row.heard is not None and row.heard.wants(layer)
             if looks or hears:
                 last = last_query(module, query, key, value, attention_mask, options)

@@ -126,7 +126,7 @@ class RunningText:
     _joined: int = 0
     """Tokens read by joint passes since ``state`` was last updated."""
 
-    @property
+    @cached_property
     def looks(self) -> list[TokenAttention]:
         """The reports on the attention of its tokens: that of its reply, and those that probes of heads read."""
         watched = [] if self.watch is None else [look for _, look in self.watch.looks]

@@ -1,16 +1,23 @@
 /** What a model has had fitted to texts: lenses, steering vectors and probes, listed, fitted with their progress, and removed. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call } from "../server/api";
-import type { ApiRequest, ProblemDocument } from "../server/api";
-import type { Body } from "../server/tensors";
-import { useLoaded } from "../page/context";
-import { short } from "../numbers/format";
-import { Remover, useWork } from "./work";
-import { Button } from "./ui";
+import { call } from "../../server/api";
+import type { ApiRequest, ProblemDocument } from "../../server/api";
+import type { Body } from "../../server/tensors";
+import { useLoaded } from "../../page/context";
+import { short } from "../../numbers/format";
+import { Remover, useWork } from "../work";
+import { Button } from "../ui";
 
 const ONE = { lenses: "lens", vectors: "vector", probes: "probe" } as const;
 export type FitKind = keyof typeof ONE;
+
+/** The path of one. */
+const PATHS: Record<FitKind, (id: string) => string> = {
+  lenses: (id) => `v1/lenses/${id}`,
+  vectors: (id) => `v1/vectors/${id}`,
+  probes: (id) => `v1/probes/${id}`,
+};
 
 /** The fields that every fit has. */
 export interface Fit {
@@ -52,7 +59,7 @@ export function useFits<T extends Fit>(model: string, kind: FitKind, ended: (id:
   }, [fitting]);
   const stopped = useRef("");
   const remove = async (id: string) => {
-    const request: ApiRequest = { method: "DELETE", path: `v1/${kind}/${id}` };
+    const request: ApiRequest = { method: "DELETE", path: PATHS[kind](id) };
     stopped.current = id;
     await call(request.method, request.path);
     ask((times) => times + 1);
@@ -70,7 +77,7 @@ export function useFits<T extends Fit>(model: string, kind: FitKind, ended: (id:
         while (made.state === "fitting");
       } catch (fault) {
         if (made === null || stopped.current !== made.id) throw fault;
-        return { text: "Stopped the fit.", request: { method: "DELETE", path: `v1/${kind}/${made.id}` } };
+        return { text: "Stopped the fit.", request: { method: "DELETE", path: PATHS[kind](made.id) } };
       } finally {
         ask((times) => times + 1);
       }

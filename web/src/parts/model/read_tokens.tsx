@@ -1,8 +1,8 @@
 /** Tokens coloured by a number of each, which is read where the pointer or the focus is. */
 
 import type { ComponentChildren, TargetedKeyboardEvent } from "preact";
-import { usePage } from "../page/context";
-import { paint } from "./shaded_tokens";
+import { usePage } from "../../page/context";
+import { paint } from "../shaded_tokens";
 
 export interface ReadToken {
   name: string;

@@ -76,12 +76,12 @@ def attribution_graph(reply: ModelEffectsReply, slug: str, *, text: int = 0, sma
     labels, value = reply.labels_of(text), np.asarray(reply.effects.value, np.float64)
     weights = -(value if value.ndim == 2 else value[text])  # [from, to]
     heads = _counts(end for end in (*senders, *receivers) if end.part in {"heads", "q"})
-    last = max([_layer(each) for each in (*senders, *receivers)])
+    last = max([_layer(component) for component in (*senders, *receivers)])
     graph = _Graph(len(labels.tokens) - 1, reply.token[text], last, heads)
     name = reply.token_names[text] if reply.token_names is not None else str(reply.token[text])
     chance = _probability(reply, text)
     logit = graph.node("logits", -1, -1, f'Output "{name}" (p={chance:.3f})', token_prob=chance)
-    from_ids = [graph.node(each.part, _layer(each), each.head or 0, _label(each)) for each in senders]
+    from_ids = [graph.node(sender.part, _layer(sender), sender.head or 0, _label(sender)) for sender in senders]
     shared = _counts(end for end in receivers if end.part in {"k", "v"})
     for column, end in enumerate(receivers):
         for target in _targets(graph, end, logit, shared):
@@ -152,7 +152,7 @@ def _connect(
         return
     empty: dict[str, list[Any]] = {"pair_wise_contributors": [], **{name: [] for name in _MARGINALS.values()}}
     results = graph.nodes[target].setdefault("qk_tracing_results", empty)
-    results[_MARGINALS[end.part]] = [list(each) for each in sorted(reached, key=lambda each: -abs(each[1]))]
+    results[_MARGINALS[end.part]] = [list(pair) for pair in sorted(reached, key=lambda incoming: -abs(incoming[1]))]
 
 
 def _probability(reply: ModelEffectsReply, text: int) -> float:

@@ -183,5 +183,5 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
         return StreamSettings.of(self._http, self._address, self._policy)
 
 
-GROUPS: Final = tuple(name for name, each in vars(ClientBase).items() if isinstance(each, cached_property))
+GROUPS: Final = tuple(name for name, member in vars(ClientBase).items() if isinstance(member, cached_property))
 """The attributes of a client that are groups of calls."""

@@ -34,7 +34,7 @@ def with_media(arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidRequest.at(field, f"expected a list of {kind}, got one")
         if given is not None:
             takes_pillow = field == "images"
-            options[field] = [sent(each, f"{field}.{at}", image=takes_pillow) for at, each in enumerate(given)]
+            options[field] = [sent(medium, f"{field}.{at}", image=takes_pillow) for at, medium in enumerate(given)]
     return {**arguments, "options": options}
 
 

@@ -79,9 +79,9 @@ class TableRows:
             _plain(part) if isinstance(part, np.ndarray) else arrow.nulls(count)
             for part, count in zip(parts, self._counts, strict=True)
         ]
-        made = [_lists(arrow, each) if getattr(each, "ndim", 1) == 2 else arrow.array(each) for each in columns]
-        kind = next(each.type for each, part in zip(made, parts, strict=True) if isinstance(part, np.ndarray))
-        return arrow.chunked_array([each.cast(kind) for each in made], kind).combine_chunks()
+        made = [_lists(arrow, column) if getattr(column, "ndim", 1) == 2 else arrow.array(column) for column in columns]
+        kind = next(array.type for array, part in zip(made, parts, strict=True) if isinstance(part, np.ndarray))
+        return arrow.chunked_array([array.cast(kind) for array in made], kind).combine_chunks()
 
 
 def _plain(numbers: NDArray[Any]) -> NDArray[Any]:

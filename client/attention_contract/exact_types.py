@@ -20,7 +20,7 @@ def exact(schema: CoreSchema, model: type) -> Any:
 
 def _exact(schema: Any, model: type) -> Any:
     if isinstance(schema, list):
-        return [_exact(each, model) for each in schema]
+        return [_exact(member, model) for member in schema]
     if not isinstance(schema, dict) or "type" not in schema or schema.get("cls", model) is not model:
         return schema  # other models, and tagged unions of them, have schemas of their own
     if schema["type"] in _CHECKS:

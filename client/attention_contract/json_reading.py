@@ -218,7 +218,7 @@ def _numbers(value: Any) -> NDArray[Any] | None:
         if type(first) is not simdjson.Array:
             break
         rows = []
-        for row in (row for each in level for row in each):
+        for row in (row for part in level for row in part):
             if type(row) is not simdjson.Array:
                 return None
             rows.append(row)
@@ -292,7 +292,7 @@ def tensor_fields(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(
         field.alias or name
         for name, field in model.model_fields.items()
-        if any(isinstance(each, TensorField) for each in field.metadata) or _is_tensor(field.annotation)
+        if any(isinstance(annotation, TensorField) for annotation in field.metadata) or _is_tensor(field.annotation)
     )
 
 
@@ -309,5 +309,5 @@ def is_tensor_map(kind: Any) -> bool:
 
 def _is_tensor(kind: Any) -> bool:
     if get_origin(kind) is Annotated:
-        return any(isinstance(each, TensorField) for each in get_args(kind)[1:])
+        return any(isinstance(annotation, TensorField) for annotation in get_args(kind)[1:])
     return get_origin(kind) not in {list, dict, tuple} and any(map(_is_tensor, get_args(kind)))

@@ -673,10 +673,12 @@ health_ready = Operation(
 )  # fmt: skip
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = tuple(
-    each for each in [*globals().values()] if isinstance(each, Operation)
+    value for value in [*globals().values()] if isinstance(value, Operation)
 )
 """Every operation, in the order of this file, which is that of the OpenAPI document."""
 OPENAI_PATHS: Final = frozenset(
-    each.path for each in OPERATIONS if each.request is not None and issubclass(each.request, OpenAIRequest)
+    operation.path
+    for operation in OPERATIONS
+    if operation.request is not None and issubclass(operation.request, OpenAIRequest)
 )
 """The paths that OpenAI's API has and this service's own has not."""

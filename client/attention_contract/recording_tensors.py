@@ -85,12 +85,14 @@ def take(part: Sliceable, indices: tuple[Indices, ...]) -> Array:
     ``indices``: one item for each dimension, as ``RecordingQuery.indices`` returns them.
     """
     first, *rest = indices
-    ranges = [each if isinstance(each, slice) else slice(min(each), max(each) + 1) for each in rest]
+    ranges = [
+        chosen_at if isinstance(chosen_at, slice) else slice(min(chosen_at), max(chosen_at) + 1) for chosen_at in rest
+    ]
     rows = [first] if isinstance(first, slice) else [slice(index, index + 1) for index in first]
     chosen = np.concatenate([np.asarray(part[(row, *ranges)]) for row in rows])
-    for axis, each in enumerate(rest, 1):
-        if isinstance(each, list):
-            chosen = chosen.take([index - min(each) for index in each], axis)
+    for axis, chosen_at in enumerate(rest, 1):
+        if isinstance(chosen_at, list):
+            chosen = chosen.take([index - min(chosen_at) for index in chosen_at], axis)
     return chosen
 
 

@@ -52,7 +52,7 @@ def _names_of_model(request: ModelInput, title: str) -> Names:
     if not isinstance(request, ModelWeightsRequest | ModelForwardRequest | ModelGradientsRequest):
         return Names(title)
     chosen = request.select or Select()
-    images = [each.base64 for each in request.all_images]
+    images = [image.base64 for image in request.all_images]
     averaged = not isinstance(request, ModelGradientsRequest) and request.average_heads
     names = Names(title, rows=chosen.queries, heads=chosen.heads, averaged=averaged, images=images)
     if not isinstance(request, ModelWeightsRequest):

@@ -26,7 +26,7 @@ def short_repr(value: "BaseModel") -> str:
         return line
     fields = _stated(value)
     shown = fields if len(fields) <= MAX_LINES - 2 else fields[: MAX_LINES - 3]
-    lines = [f"  {name}={short_text(each, MAX_COLUMNS - len(name) - 4)}," for name, each in shown]
+    lines = [f"  {name}={short_text(field_value, MAX_COLUMNS - len(name) - 4)}," for name, field_value in shown]
     rest = [name for name, _ in fields[len(shown) :]]
     more = [f"  {_clipped('… and ' + ', '.join(rest), MAX_COLUMNS - 2)}"] if rest else []
     return "\n".join([f"{type(value).__name__}(", *lines, *more, ")"])
@@ -34,7 +34,11 @@ def short_repr(value: "BaseModel") -> str:
 
 def _stated(value: "BaseModel") -> list[tuple[str, Any]]:
     hidden = {name for name, field in type(value).model_fields.items() if not field.repr}
-    return [(name, each) for name, each in value.__dict__.items() if each is not None and name not in hidden]
+    return [
+        (name, field_value)
+        for name, field_value in value.__dict__.items()
+        if field_value is not None and name not in hidden
+    ]
 
 
 def short_text(value: Any, room: int) -> str:
@@ -44,14 +48,14 @@ def short_text(value: Any, room: int) -> str:
     if isinstance(value, str | bytes):
         return _clipped(repr(value[: room + 1]), room)
     if hasattr(type(value), "model_fields"):
-        named = ((f"{name}=", each) for name, each in _stated(value))
+        named = ((f"{name}=", field) for name, field in _stated(value))
         return _joined(f"{type(value).__name__}(", named, ")", room)
     if isinstance(value, Mapping):
-        pairs = ((f"{key!r}: ", each) for key, each in value.items())
+        pairs = ((f"{key!r}: ", item) for key, item in value.items())
         return _joined("{", pairs, "}", room, len(value))
     if isinstance(value, Sequence):
         begin, end = "()" if isinstance(value, tuple) else "[]"
-        return _joined(begin, (("", each) for each in value), end, room, len(value))
+        return _joined(begin, (("", item) for item in value), end, room, len(value))
     return _clipped(repr(value), room)
 
 

@@ -275,7 +275,7 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
     while "." in last and not (below := _below(kinds)).names_tensors:
         key = last.partition(".")[0]
         if isinstance(node, dict) and key not in node:
-            key = next((each for each in node if last.startswith(f"{each}.")), key)
+            key = next((entry for entry in node if last.startswith(f"{entry}.")), key)
         kinds, last = (*below.items, *below.fields.get(key, ())), last[len(key) + 1 :]
         if isinstance(node, dict):
             node = node.setdefault(key, {})

@@ -90,8 +90,8 @@ def _walk(location: tuple[int | str, ...], kind: Any) -> tuple[list[str], Any]:
 
 def _member(members: list[Any], name: str, rest: tuple[int | str, ...]) -> Any:
     """The member of a union that has this name, or else the only one that has the next part of the path; or None."""
-    named = [each for each in members if str(_name_of(each)) == name]
-    fitting = [each for each in members if rest and _has(each, rest[0])]
+    named = [member for member in members if str(_name_of(member)) == name]
+    fitting = [member for member in members if rest and _has(member, rest[0])]
     return next(iter(named or (fitting if len(fitting) == 1 else ())), None)
 
 
@@ -138,7 +138,7 @@ def _first(errors: list[ErrorDetails], model: type[BaseModel]) -> ErrorDetails:
     if len(faults) == 1:
         return first
     return min(
-        tried, key=lambda each: (_is_of_other_kind(each), len(each["loc"]) == depth + 1, faults[each["loc"][depth]])
+        tried, key=lambda fault: (_is_of_other_kind(fault), len(fault["loc"]) == depth + 1, faults[fault["loc"][depth]])
     )
 
 
@@ -203,7 +203,7 @@ def _misspelt(missing: ErrorDetails, errors: list[ErrorDetails]) -> str:
     """Advice if an unknown field beside a missing one is spelled like it."""
     *inside, name = missing["loc"]
     unknown = [e["loc"][-1] for e in errors if e["type"] == "extra_forbidden" and [*e["loc"][:-1]] == inside]
-    close = get_close_matches(str(name), [clip(str(each)) for each in unknown], 1)
+    close = get_close_matches(str(name), [clip(str(unknown_name)) for unknown_name in unknown], 1)
     return f"; there is no field {close[0]!r}, did you mean {name!r}?" if close else ""
 
 

@@ -86,8 +86,8 @@ def heat_maps(
         draw_cells(axes, cells, norm, colours, total=shown.size)
         axes.set_title(title, fontsize=_TITLE_SIZE)
         token_labels.put(axes, row_ticks if column == 0 else None, column_ticks if at + across >= count else None)
-        for each, line in ((rules[0], axes.axhline), (rules[1], axes.axvline)):
-            for place in each:
+        for places, line in ((rules[0], axes.axhline), (rules[1], axes.axvline)):
+            for place in places:
                 line(place / pooled - 0.5, color=GROUND[options.theme], linewidth=0.6)
         if count == 1 and factors == (1, 1):
             write_numbers(axes, cells, norm, colours, (side, height))

@@ -53,7 +53,7 @@ class Panel:
 
 def making_bytes(names: Names) -> int:
     """Estimate the memory in which the images of a picture are decoded."""
-    return sum(_PIXEL_BYTES * math.prod(_opened(each).size) for each in names.images)
+    return sum(_PIXEL_BYTES * math.prod(_opened(image).size) for image in names.images)
 
 
 def image_figure(
@@ -75,7 +75,7 @@ def image_figure(
     rows, about = _rows(weights, queries, names)
     heads = list(range(len(weights))) if names.heads is None else list(names.heads)
     shown = [heads.index(options.head)] if options.head in heads else range(len(heads))
-    images = {each[0]: _drawn(names.images[each[0]]) for each in patches if each}
+    images = {patch[0]: _drawn(names.images[patch[0]]) for patch in patches if patch}
     panels = [(image, at) for image in sorted(images) for at in shown][:MOST_HEADS]
     whole = names.rows is None and weights.shape[1] == len(queries.tokens)
     drawn = []
@@ -86,10 +86,10 @@ def image_figure(
                 f"{'mean' if names.averaged else head_name(layer.layer, heads[at])}: {_shares(rows[at], keys, places)}",
                 images[image].pixels,
                 _heat(images[image], rows[at], places),
-                [_middle(places[each]) for each in _sinks(weights[at], places)] if whole else [],
+                [_middle(places[place]) for place in _sinks(weights[at], places)] if whole else [],
             )
         )
-    notes = [f"× takes {_SINK} times an even share of all queries"] if any(each.sinks for each in drawn) else []
+    notes = [f"× takes {_SINK} times an even share of all queries"] if any(panel.sinks for panel in drawn) else []
     return _sheet(drawn, heading(names, f"layer {layer.layer}", about), notes, options)
 
 
@@ -109,7 +109,7 @@ def _places(image: "DrawnImage", keys: TokenLabelsReply, number: int) -> dict[in
     place_of_key = {}
     for at, (patch, rectangle) in enumerate(zip(keys.patches or (), keys.rectangles or (), strict=True)):
         if patch is not None and patch[0] == number and rectangle is not None:
-            left, top, right, bottom = (round(each * image.scale) for each in rectangle)
+            left, top, right, bottom = (round(side * image.scale) for side in rectangle)
             place_of_key[at] = slice(top, max(bottom, top + 1)), slice(left, max(right, left + 1))
     return place_of_key
 
@@ -159,11 +159,11 @@ def _sheet(panels: "Sequence[Panel]", title: str, notes: Sequence[str], options:
     """Draw the panels in rows, with one colour bar."""
     width = options.inches
     maps_width, size = width - BAR_IN - 2 * EDGE_IN, 7 if columns_of(len(panels)) < 4 else 5
-    across = columns_within(len(panels), maps_width, widest([each.title for each in panels], size), _GAP_IN)
+    across = columns_within(len(panels), maps_width, widest([panel.title for panel in panels], size), _GAP_IN)
     down = math.ceil(len(panels) / across)
     side = (maps_width - _GAP_IN * (across - 1)) / across
-    height = side * min(max(each.pixels.shape[0] / each.pixels.shape[1] for each in panels), 1.6)
-    norm = colour_range(np.concatenate([each.heat.ravel() for each in panels]), options.scale)
+    height = side * min(max(panel.pixels.shape[0] / panel.pixels.shape[1] for panel in panels), 1.6)
+    norm = colour_range(np.concatenate([panel.heat.ravel() for panel in panels]), options.scale)
     label, maps_in = bar_label("weight", norm), down * (height + _TITLE_IN) - _TITLE_IN
     tall = max(min(maps_in, 3.2), bar_height(label))
     sheet = Sheet(options, title, notes, max(maps_in, tall) + _TITLE_IN + _GAP_IN)

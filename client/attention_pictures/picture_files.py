@@ -61,7 +61,7 @@ def save(figure: Figure, options: PictureOptions, media_type: str, facts: Mappin
     Warns of characters that no font of this machine has: a PNG or PDF shows boxes for them.
     """
     ending, file = PICTURES[media_type], io.BytesIO()
-    texts = [each.get_text().replace("\n", "") for each in figure.findobj(Text)]
+    texts = [label.get_text().replace("\n", "") for label in figure.findobj(Text)]
     if ending != "svg" and (missing := missing_characters(texts)):
         warning = (
             f"no font here has {missing[:20]!r}; the picture has boxes instead. Install one, such as Noto Sans CJK"

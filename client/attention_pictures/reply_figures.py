@@ -92,8 +92,8 @@ def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names
             problem = f"the view {options.view} is of one layer; name it, or ask for the view heads or statistics"
             raise InvalidRequest.at("layers", problem)
         rows = [
-            (layer_name(each.layer), statistics_of(each.statistics, _sequence(reply, each, options)))
-            for each in reply.layers
+            (layer_name(listed.layer), statistics_of(listed.statistics, _sequence(reply, listed, options)))
+            for listed in reply.layers
         ]
         return layers_figure(rows, None, options, heading(names, "statistics", f"{len(rows)} layers"))
     layer = reply.layers[0]
@@ -101,7 +101,7 @@ def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names
     if options.view == "image":
         return image_figure(reply, layer, sequence, options, names)
     queries, keys = (
-        [token.strip() or repr(token) for token in each.tokens] for each in reply.tokens_of(layer.layer, sequence or 0)
+        [token.strip() or repr(token) for token in side.tokens] for side in reply.tokens_of(layer.layer, sequence or 0)
     )
     named = replace(names, title=heading(names, f"layer {layer.layer}"), layer=layer.layer)
     return weights_figure(layer, options, named, (queries, keys))
@@ -115,12 +115,12 @@ def draws_maps(options: PictureOptions, names: Names) -> bool:
 
 def _overview(reply: ModelWeightsReply, options: PictureOptions, names: Names) -> Figure:
     """Draw the weights of all heads of several layers."""
-    weights_by_layer = [(each, drawn_weights(each, _sequence(reply, each, options))) for each in reply.layers]
+    weights_by_layer = [(layer, drawn_weights(layer, _sequence(reply, layer, options))) for layer in reply.layers]
     maps = [of.values[None] if names.averaged else of.values for _, of in weights_by_layer]
     heads = list(names.heads or range(max(map(len, maps))))
     rows = [
-        LayerMaps(layer_name(each.layer), of, range(len(of)))
-        for (each, _), of in zip(weights_by_layer, maps, strict=True)
+        LayerMaps(layer_name(layer.layer), of, range(len(of)))
+        for (layer, _), of in zip(weights_by_layer, maps, strict=True)
     ]
     signed = [of for _, of in weights_by_layer if of.signed]
     of = (signed or [of for _, of in weights_by_layer])[0]
@@ -145,9 +145,9 @@ def recording_figure(reply: RecordingStatistics, options: PictureOptions, names:
     attentions = reply.attentions[:MOST_ROWS]
     if not attentions:
         raise InvalidRequest.at("layers", "the recording has no weights to draw statistics of")
-    heads = max((each.heads for each in attentions), key=len)
+    heads = max((attention.heads for attention in attentions), key=len)
     title = heading(names, "statistics of the recorded weights", f"{len(reply.attentions)} layers")
-    rows = [(each.name, statistics_of(each.statistics, None)) for each in reply.attentions]
+    rows = [(attention.name, statistics_of(attention.statistics, None)) for attention in reply.attentions]
     return layers_figure(rows, heads, options, title)
 
 

@@ -120,7 +120,7 @@ def _places(tokens: Sequence[int], pooled: int, step: int) -> list[float]:
 
 def skipping_note(rows: Ticks, columns: Ticks, names: tuple[str, str] = ("query", "key")) -> list[str]:
     """The sentence that states which labels are left out; none if there are none."""
-    sides = [(each.skipped, name) for each, name in zip((rows, columns), names, strict=True)]
+    sides = [(side.skipped, name) for side, name in zip((rows, columns), names, strict=True)]
     notes = list(dict.fromkeys(f"1 of {step} {plural(name)}" for step, name in sides if step > 1))
     return [f"labelled: {' and '.join(notes)}"] if notes else []
 

@@ -61,7 +61,7 @@ def token_lines(
     key_ticks = token_labels.ticks(keys, columns * pooled, factors[1], height, across=False, most_width=most_width)
     notes += token_labels.skipping_note(query_ticks, key_ticks, axes_names)
     sheet = Sheet(options, heading, notes, height + 2 * _AXIS_IN)
-    left, right = (each.depth + _AXIS_IN + EDGE_IN for each in (query_ticks, key_ticks))
+    left, right = (ticks.depth + _AXIS_IN + EDGE_IN for ticks in (query_ticks, key_ticks))
     axes = sheet.axes(left, _AXIS_IN, sheet.width - left - right, height)
     axes.add_collection(_lines(cells, _strengths(cells, norm, signed=signed), order, options, signed=signed))
     axes.set_xlim(0, 1)

@@ -175,9 +175,15 @@ def imports_of(checkpoint: CheckpointReply, arguments: dict[str, Any]) -> list[d
                 f"{attention.name}: the checkpoint does not state {', '.join(lacking)}; send it", param=lacking[0]
             )
     return [
-        {"checkpoint": checkpoint.path, "layer": each.layer, "name": each.name, "part": each.part, "stack": each.stack}
+        {
+            "checkpoint": checkpoint.path,
+            "layer": layer.layer,
+            "name": layer.name,
+            "part": layer.part,
+            "stack": layer.stack,
+        }
         | {name: value for name, value in arguments.items() if value is not None}
-        for each in checkpoint.attentions
+        for layer in checkpoint.attentions
     ]
 
 

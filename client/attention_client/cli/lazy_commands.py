@@ -37,7 +37,7 @@ def listing(listed: Iterable[Listed]) -> type[TyperGroup]:
 
     class Listing(TyperGroup):
         def __init__(self, *, commands: Any = None, **settings: Any) -> None:
-            first: dict[str, Any] = {each.name: each for each in listed if each.name is not None}
+            first: dict[str, Any] = {command.name: command for command in listed if command.name is not None}
             super().__init__(commands=first | dict(commands or {}), **settings)
 
     return Listing

@@ -65,16 +65,16 @@ def quiet() -> None:
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
-        found = json.loads(file.read_text("utf-8"))
+        config = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         raise ConversionError(
             f"{folder} has no config.json; write one with model_type and the sizes of the model"
         ) from None
     except (OSError, ValueError) as fault:
         raise ConversionError(f"{file} cannot be read: {str(fault)[:200]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ConversionError(f"{file} holds no object")
-    return found
+    return config
 
 
 def _told(match: ClassMatch, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:

@@ -69,13 +69,13 @@ class ClassMatch:
     @property
     def prefixes(self) -> Counter[tuple[str, str]]:
         """The beginnings of names that were taken away and put before, with the number of tensors."""
-        found = Counter[tuple[str, str]]()
+        renamings = Counter[tuple[str, str]]()
         for name, stored in self.names.items():
             if name in self.heads or name == stored:
                 continue
             common = _common_end(name, stored)
-            found[stored[: len(stored) - common], name[: len(name) - common]] += 1
-        return found
+            renamings[stored[: len(stored) - common], name[: len(name) - common]] += 1
+        return renamings
 
 
 def matched_class(config: Mapping[str, Any], model_type: str, tensors: Mapping[str, Tensor]) -> ClassMatch:
@@ -99,10 +99,10 @@ def _candidates(
 ) -> Iterator[tuple[Any, Any]]:  # fmt: skip
     """Yield the classes of a type, that of config.json first, each with its config."""
     own = [name for name in config.get("architectures") or () if isinstance(name, str)]
-    kinds = sorted(_KINDS, key=lambda each: each != "CAUSAL_LM") if config.get("is_decoder") else _KINDS
-    mappings = [vars(modeling_auto).get(f"MODEL_FOR_{each}_MAPPING_NAMES", {}) for each in kinds]
+    kinds = sorted(_KINDS, key=lambda task: task != "CAUSAL_LM") if config.get("is_decoder") else _KINDS
+    mappings = [vars(modeling_auto).get(f"MODEL_FOR_{task}_MAPPING_NAMES", {}) for task in kinds]
     listed = [mapping.get(model_type) for mapping in (*mappings, modeling_auto.MODEL_MAPPING_NAMES)]
-    names = [name for each in (own, *listed) for name in ([each] if isinstance(each, str) else each or ())]
+    names = [name for listing in (own, *listed) for name in ([listing] if isinstance(listing, str) else listing or ())]
     kind = transformers.CONFIG_MAPPING[model_type]
     for name in dict.fromkeys(names):
         candidate = getattr(transformers, name, None)
@@ -173,7 +173,7 @@ def _by_shape(
     groups: Sequence[Sequence[str]], expected: Mapping[str, Tensor], left: Mapping[str, Tensor]
 ) -> dict[str, str]:  # fmt: skip
     """The tensors of a head by their shapes, if all that are missing are such and each has one alone."""
-    found = dict[str, str]()
+    names = dict[str, str]()
     for group in groups:
         name = group[0]
         ending = name.rpartition(".")[2]
@@ -181,10 +181,10 @@ def _by_shape(
             stored for stored, x in left.items()
             if x.shape == expected[name].shape and stored.endswith(ending) and _is_last(stored)
         ]  # fmt: skip
-        if len(fits) != 1 or not _is_last(name) or fits[0] in found.values():
+        if len(fits) != 1 or not _is_last(name) or fits[0] in names.values():
             return {}
-        found[name] = fits[0]
-    return found
+        names[name] = fits[0]
+    return names
 
 
 def _common_end(one: str, other: str) -> int:

@@ -32,19 +32,19 @@ def tensor_files(source: Path) -> list[Path]:
         return [source]
     for index in sorted(source.glob("*.index.json")):
         return _indexed(index)
-    found = [
+    files = [
         file for file in sorted(source.iterdir())
         if file.suffix in {*PICKLED, _SAFETENSORS} and not file.name.startswith(_NO_MODELS)
     ]  # fmt: skip
-    if not found:
+    if not files:
         raise ConversionError(f"expected a file of tensors ({', '.join((*PICKLED, _SAFETENSORS))}) in {source}")
-    named = [file for file in found if file.stem in _FIRST]
-    if len(named or found) > 1:
-        names = ", ".join(file.name for file in named or found)
+    named = [file for file in files if file.stem in _FIRST]
+    if len(named or files) > 1:
+        names = ", ".join(file.name for file in named or files)
         raise ConversionError(
             f"{source} has several files of tensors ({names}); name one of them in place of the folder"
         )
-    return named or found
+    return named or files
 
 
 def _indexed(index: Path) -> list[Path]:

@@ -42,7 +42,7 @@ def write_tokenizer(source: Path, target: Path, size: int | None) -> list[str]:
             shutil.copyfile(source / name, target / name)
         return [f"copied: the tokenizer, {', '.join(names)}"]
     lists = [source / LIST, source.parent / LIST]
-    file = next((each for each in lists if each.is_file()), None)
+    file = next((vocabulary for vocabulary in lists if vocabulary.is_file()), None)
     if file is None:
         return ["left out: a tokenizer; the folder has no file of one, so the model takes tokens alone"]
     tokens = _tokens(file)
@@ -51,7 +51,7 @@ def write_tokenizer(source: Path, target: Path, size: int | None) -> list[str]:
     said = [f"assumed: {LIST}{where} has a token a line, {len(tokens)} of them; the first has id 0"]
     if size is not None and len(tokens) > size:
         raise ConversionError(f"{LIST} has {len(tokens)} tokens, and the model has embeddings of {size}")
-    pieces = any(each.startswith(_PIECE) for each in tokens)
+    pieces = any(token.startswith(_PIECE) for token in tokens)
     made, how = _wordpiece(tokens, roles, _lowers(source)) if pieces else _words(tokens, roles)
     made.save_pretrained(target)
     return [

@@ -91,7 +91,7 @@ class Recording:
         """The labels of the queries and the keys of an attention."""
         place = place_of(f"{f'layers.{layer}' if str(layer).isdecimal() else layer}.weights")
         if place is None:
-            known = ", ".join(each.name for each in self.attentions[:12])
+            known = ", ".join(attention.name for attention in self.attentions[:12])
             raise InvalidRequest.at("layer", f"the recording has no {layer!r}; it has {known}")
         return self.facts.tokens[place.stack], self.facts.tokens[place.key_stack]
 

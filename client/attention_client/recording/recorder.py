@@ -93,7 +93,10 @@ def _run_here(
         return states, dict(_local_weights(model, outputs))
     with local_taps(model) as taps_by_layer:
         _, states = run_model(model, inputs)
-    chosen = {layer: {tap: each[tap] for tap in taps if tap in each} for layer, each in taps_by_layer.items()}
+    chosen = {
+        layer: {tap: layer_taps[tap] for tap in taps if tap in layer_taps}
+        for layer, layer_taps in taps_by_layer.items()
+    }
     return states, dict(_named_taps(chosen))
 
 
@@ -207,7 +210,7 @@ def _local_weights(model: "PreTrainedModel", outputs: Any) -> Named:
 def _layers_with_attention(model: "PreTrainedModel") -> list[Any]:
     from attention_transformers.model_layers import attention_modules  # noqa: PLC0415 - imports torch
 
-    return sorted(key for each in attention_modules(model) for key in each.keys)
+    return sorted(key for module in attention_modules(model) for key in module.keys)
 
 
 def _named_taps(recorded: Mapping[Any, Mapping[Any, Array]]) -> Named:

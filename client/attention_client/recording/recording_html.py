@@ -39,7 +39,7 @@ def render(
     maps = []
     for (rows, columns), attentions in read.items():
         weights = np.concatenate([head_weights for _, head_weights in attentions])
-        names = [f"{each.name} {label}" for each, _ in attentions for label in each.heads]
+        names = [f"{attention.name} {label}" for attention, _ in attentions for label in attention.heads]
         maps.append(Maps(weights, names, rows, columns, "Attention weights"))
     left_out = f"<p>{escape('; '.join(named))}</p>" if named else ""
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())

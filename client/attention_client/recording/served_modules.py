@@ -121,12 +121,12 @@ def serve(
                 stack.enter_context(_imported(client, arguments, resident.get(arguments["name"])))
                 for arguments in imports
             ]
-            for each, module in zip(projections, modules, strict=True):
-                _check_same(client, module, each)
+            for projection, module in zip(projections, modules, strict=True):
+                _check_same(client, module, projection)
         except AttentionError as fault:
             raise NotServedError(str(fault)) from fault
-        for each, module in zip(projections, modules, strict=True):
-            stack.enter_context(served.replacing(each, module))
+        for projection, module in zip(projections, modules, strict=True):
+            stack.enter_context(served.replacing(projection, module))
         yield served
 
 
@@ -135,7 +135,7 @@ def _projections(model: "PreTrainedModel", attention: CheckpointAttention) -> Pr
     if model.config.is_encoder_decoder and attention.stack not in {"encoder", "decoder"}:
         raise NotServedError(f"{attention.name} is neither of the encoder nor of the decoder")
     first = ("q_down", "q_proj"), ("kv_down", "k_proj"), ("o_proj",)  # whose input is the block's, or output
-    named = [next(f"{name}.weight" for name in each if f"{name}.weight" in attention.tensors) for each in first]
+    named = [next(f"{name}.weight" for name in kinds if f"{name}.weight" in attention.tensors) for kinds in first]
     owners = [_owner(model, attention.tensors[name]) for name in named]
     return ProjectionModules(attention, *owners)
 

@@ -117,7 +117,7 @@ def _have(client: Client, path: str) -> None:
 
 def _root_of(place: Path) -> Path:
     """Return the smallest folder that holds a checkpoint, and the files that its links lead to."""
-    links = [each.resolve().parent for each in place.rglob("*") if each.is_symlink()] if place.is_dir() else []
+    links = [link.resolve().parent for link in place.rglob("*") if link.is_symlink()] if place.is_dir() else []
     return Path(os.path.commonpath([place if place.is_dir() else place.parent, *links]))
 
 

@@ -16,7 +16,7 @@ def asks_too_much(refused: InvalidRequest, fields: dict[str, Any]) -> bool:
 
 def narrow_to_channel(client: Client, model: str, fields: dict[str, Any]) -> str:
     """Choose the first layer of a model, and its first channel unless some are chosen. Returns a sentence on it."""
-    layers = [each.layer for each in client.models.get(model).layers]
+    layers = [layer.layer for layer in client.models.get(model).layers]
     fields["layers"] = layers[:1]
     select = fields.setdefault("select", {})
     channel = "" if select.get("heads") else ", channel 0"

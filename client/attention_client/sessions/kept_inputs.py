@@ -112,7 +112,7 @@ class KeptInputs:
             advice = "open it with more, or with spill=True to keep them in a file"
             self.missing = f"its inputs exceed keep_bytes={self.limit}; {advice}"
             return
-        in_memory = [index for index, each in enumerate(self._kept) if _bytes_of(each.change)]
+        in_memory = [index for index, step in enumerate(self._kept) if _bytes_of(step.change)]
         written = _spilled([self._kept[index].change for index in in_memory])
         for index, change in zip(in_memory, written, strict=True):
             self._kept[index] = KeptChange(self._kept[index].start, change)
@@ -176,9 +176,9 @@ def _fit(step: StepRequest, other: StepRequest) -> bool:
         {
             name: (type(x), x.dtype, x.shape[:-2], x.shape[-1:])
             for name in _INPUTS
-            if (x := getattr(each, name)) is not None
+            if (x := getattr(inputs, name)) is not None
         }
-        for each in (step, other)
+        for inputs in (step, other)
     ]
     return forms[0] == forms[1]
 

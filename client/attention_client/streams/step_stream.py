@@ -200,8 +200,8 @@ class _Link:
         except (ConnectionClosed, AttentionError) as broken:
             fault = broken
         await self.connection.close()
-        for each in (each for queue in self._waiting.values() for each in queue if not each.done()):
-            each.set_exception(fault)
+        for waiting in (waiting for queue in self._waiting.values() for waiting in queue if not waiting.done()):
+            waiting.set_exception(fault)
 
     def _deliver(self, reply: Reply) -> None:
         session = reply.steps[0].session if isinstance(reply, StepsReply) else reply.session

@@ -105,8 +105,8 @@ class HeadSurvey:
         """The means ``[H]`` of statistics by the names of the layers."""
         means = {name: self.means(name) for name in statistics}
         heads: dict[LayerRef, list[int]] = {}
-        for at, each in enumerate(self.heads):
-            heads.setdefault(each.layer, []).append(at)
+        for at, head in enumerate(self.heads):
+            heads.setdefault(head.layer, []).append(at)
         return [(layer_name(layer), {name: mean[own] for name, mean in means.items()}) for layer, own in heads.items()]
 
     def to_table(self) -> Any:
@@ -118,8 +118,8 @@ class HeadSurvey:
         texts, heads, rows = len(self.texts), len(self.heads), TableRows()
         places = {
             "text": np.repeat(np.arange(texts, dtype=np.int32), heads),
-            "layer": np.tile(np.asarray([each.layer for each in self.heads]), texts),
-            "head": np.tile(np.asarray([each.head for each in self.heads], np.int32), texts),
+            "layer": np.tile(np.asarray([head.layer for head in self.heads]), texts),
+            "head": np.tile(np.asarray([head.head for head in self.heads], np.int32), texts),
         }
         rows.add(texts * heads, places | {name: values.ravel() for name, values in self.values.items()})
         return rows.table()

@@ -63,8 +63,8 @@ def exported(
     stack = _stack(survey.heads[0].layer)
     if stack == "cross":
         raise InvalidRequest.at("survey", "HeadVis shows one sequence, but these layers attend from one to another")
-    layers = [*dict.fromkeys(each.layer for each in survey.heads if _stack(each.layer) == stack)]
-    heads = [at for at, each in enumerate(survey.heads) if each.layer in layers]
+    layers = [*dict.fromkeys(surveyed.layer for surveyed in survey.heads if _stack(surveyed.layer) == stack)]
+    heads = [at for at, surveyed in enumerate(survey.heads) if surveyed.layer in layers]
     tokens: list[list[str]] = []
     dtype = ""
     largest = np.zeros((len(survey.texts), len(heads)))
@@ -165,24 +165,27 @@ def _head_file(
     content: dict[str, Any] = {
         "sequences": [
             {
-                "sequence_id": each.text,
-                "interval": each.interval,
-                "tokens": tokens[each.text],
-                "attention_indices": each.places.tolist(),
-                "attention_values": each.weights.tolist(),
-                "seq_len": len(tokens[each.text]),
-                "max_activation": round(each.largest, 4),
+                "sequence_id": passage.text,
+                "interval": passage.interval,
+                "tokens": tokens[passage.text],
+                "attention_indices": passage.places.tolist(),
+                "attention_values": passage.weights.tolist(),
+                "seq_len": len(tokens[passage.text]),
+                "max_activation": round(passage.largest, 4),
             }
-            for each in sorted(passages, key=lambda each: (-each.interval, -each.largest))
+            for passage in sorted(passages, key=lambda passage: (-passage.interval, -passage.largest))
         ],
         "qk_distance_histogram": _histogram(_DISTANCES[: last + 1], distances[:last].round(4).tolist()),
         "top_query_tokens": _table(mass["query"]),
         "top_key_tokens": _table(mass["key"]),
         "histogram": _histogram(edges.tolist(), counts.tolist()),
         "statistics": {"texts": len(survey.texts), "mean_max_activation": _finite(largest.mean())}
-        | {f"{metric}_deviation": _finite(each.deviation) for metric, each in spread.items()},
+        | {f"{metric}_deviation": _finite(distribution.deviation) for metric, distribution in spread.items()},
     }
-    return content | {f"distribution_{metric}": _histogram(each.edges, each.counts) for metric, each in spread.items()}
+    return content | {
+        f"distribution_{metric}": _histogram(distribution.edges, distribution.counts)
+        for metric, distribution in spread.items()
+    }
 
 
 def _config(
@@ -231,7 +234,7 @@ def _run(tokens: Sequence[Sequence[str]], dtype: str) -> dict[str, Any]:
 
 
 def _histogram(edges: Sequence[float], values: Sequence[float]) -> dict[str, Any]:
-    return {"bin_edges": [round(each, 6) for each in edges], "bin_values": [*values]}
+    return {"bin_edges": [round(edge, 6) for edge in edges], "bin_values": [*values]}
 
 
 def _table(mass: "Counter[str]") -> list[dict[str, Any]]:

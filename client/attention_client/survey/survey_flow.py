@@ -54,17 +54,20 @@ class _TextFields:
         """Raise InvalidRequest for a list that has not one entry for each text."""
         given = self.statistic_options
         lists = {"answer": self.options.get("answer"), "statistic_options.needle": given.get("needle")}
-        lists |= {f"statistic_options.passages.{name}": each for name, each in (given.get("passages") or {}).items()}
+        lists |= {
+            f"statistic_options.passages.{name}": text_values
+            for name, text_values in (given.get("passages") or {}).items()
+        }
         lists |= {f"statistic_options.{name}": given.get(name) for name in _DEPTHS if _is_by_text(name, given)}
-        for name, each in lists.items():
-            if each is not None and not isinstance(each, str) and len(each) != self.count:
-                raise InvalidRequest.at(name, f"expected one for each of {self.count} texts; got {len(each)}")
+        for name, text_values in lists.items():
+            if text_values is not None and not isinstance(text_values, str) and len(text_values) != self.count:
+                raise InvalidRequest.at(name, f"expected one for each of {self.count} texts; got {len(text_values)}")
 
     def of(self, chosen: Sequence[int]) -> dict[str, Any]:
         """Return those of these texts, with a list in each."""
 
-        def own(each: str | Sequence[str]) -> list[str]:
-            return [each if isinstance(each, str) else each[text] for text in chosen]
+        def own(field: str | Sequence[str]) -> list[str]:
+            return [field if isinstance(field, str) else field[text] for text in chosen]
 
         fields, given = dict(self.options), self.statistic_options
         if fields.get("answer") is not None:
@@ -72,7 +75,7 @@ class _TextFields:
         if given.get("needle") is not None:
             given["needle"] = own(given["needle"])
         if given.get("passages"):
-            given["passages"] = {name: own(each) for name, each in given["passages"].items()}
+            given["passages"] = {name: own(per_text) for name, per_text in given["passages"].items()}
         for name in _DEPTHS:
             if (lists := given.get(name)) is not None:
                 given[name] = [lists[text] if _is_by_text(name, given) else lists for text in chosen]
@@ -132,11 +135,11 @@ def surveyed(
             raise _of_all_texts(fault, chosen) from None
         by_layer = [dict(_statistics(layer, wanted, len(chosen))) for layer in reply.layers]
         for name in by_layer[0]:
-            array = np.concatenate([each[name] for each in by_layer], axis=1)
+            array = np.concatenate([tensors[name] for tensors in by_layer], axis=1)
             values.setdefault(name, np.empty((len(texts), array.shape[1]), array.dtype))[chosen] = array
         if not heads:
-            for layer, each in zip(reply.layers, by_layer, strict=True):
-                count = next(iter(each.values())).shape[1]
+            for layer, tensors in zip(reply.layers, by_layer, strict=True):
+                count = next(iter(tensors.values())).shape[1]
                 heads += [SurveyedHead(layer.layer, head) for head in range(count)]
         if on_texts is not None:
             on_texts(start + len(chosen), len(texts))
@@ -164,7 +167,7 @@ def _statistics(layer: LayerWeights, names: Sequence[str], texts: int) -> Iterat
     for name in names:
         values = getattr(layer.statistics, name)
         if isinstance(values, Mapping):
-            yield from ((f"{name}.{each}", by_text(array)) for each, array in values.items())
+            yield from ((f"{name}.{part}", by_text(array)) for part, array in values.items())
         else:
             yield name, by_text(_most_received(values) if name in BY_KEY else values)
 
@@ -185,7 +188,7 @@ def _answers(model: str, texts: Sequence[str], batch: int, tokens: int, options:
         if edits is not None:
             sent["attention"] = {"edits": edits, "statistics": []}
         reply = yield call(operations.create_completion, sent | {"options": _call_options(options)})
-        answers += [choice.text for choice in sorted(reply.choices, key=lambda each: each.index)]
+        answers += [choice.text for choice in sorted(reply.choices, key=lambda choice: choice.index)]
     return answers
 
 
@@ -213,7 +216,7 @@ def _heard(audio: Sequence[Any], texts: Sequence[str], at: int, text_field: str)
 
 def weights_call(survey: HeadSurvey, text: int, options: CallOptions, **fields: Any) -> Call[ModelWeightsReply]:
     """Return the request for the weights of one text, as it was surveyed."""
-    inputs = {name: each for name, each in survey.inputs.items() if name != "audio"}
+    inputs = {name: value for name, value in survey.inputs.items() if name != "audio"}
     if not isinstance(inputs.get("answer", ""), str):
         inputs["answer"] = inputs["answer"][text]
     audio = survey.inputs.get("audio")

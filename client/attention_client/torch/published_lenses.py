@@ -29,7 +29,7 @@ def read_published_lens(path: str | Path) -> dict[str, NDArray[np.float32]]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as fault:
         raise InvalidRequest.at("jacobians", f"{path} is no file of tensors alone: {str(fault)[:200]}") from None
     matrices = content.get("J") if isinstance(content, dict) else None
-    if not isinstance(matrices, dict) or not all(isinstance(each, torch.Tensor) for each in matrices.values()):
+    if not isinstance(matrices, dict) or not all(isinstance(matrix, torch.Tensor) for matrix in matrices.values()):
         raise InvalidRequest.at("jacobians", f"{path} is no Jacobian lens: expected its matrices by layer under J")
     return {str(layer): matrix.float().numpy() for layer, matrix in matrices.items()}
 

@@ -186,8 +186,8 @@ class SessionCache(Cache):
         name = self._modules.name(raw, sinks)
         alike = [layer]
         if sinks is None:
-            others = (each for each in self._session_layers if each.session is None and each.window == layer.window)
-            alike += [each for each in others if each is not layer]
+            others = (other for other in self._session_layers if other.session is None and other.window == layer.window)
+            alike += [other for other in others if other is not layer]
 
         def begin(layer: SessionLayer) -> None:
             key, value = layer.past or (None, None)

@@ -202,14 +202,14 @@ class SessionLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 f"crop: this layer began with the last tokens of a sliding window alone, and cannot go back to "
                 f"{length} tokens; the shortest is {self.shortest}"
             )
-        if not self._change_past(lambda each: each[:, :, :length]) and self.session is not None:
+        if not self._change_past(lambda tensor: tensor[:, :, :length]) and self.session is not None:
             self.session.truncate(length)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let sequence b continue what ``beam_idx[b]`` was."""
         self._check_attended()
         rows = beam_idx.tolist()
-        if self._change_past(lambda each: each.index_select(0, beam_idx.to(each.device))) or self.session is None:
+        if self._change_past(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device))) or self.session is None:
             return
         if rows != list(range(self.session.sequences)):
             self.session.reorder(rows)

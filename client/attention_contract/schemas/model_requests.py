@@ -497,9 +497,9 @@ class ModelWeightsReply(ModelReply, DrawableReply):
 
     def names_in(self, options: PictureOptions) -> frozenset[str]:
         """Return the arguments of ``plot`` that a picture uses: of several layers the heads, if it shows weights."""
-        found, (first, *more) = super().names_in(options), self.layers
+        names, (first, *more) = super().names_in(options), self.layers
         shows_weights = options.view == "heads" or first.weights is not None or first.pooled is not None
-        return found if not more else found & {"heads"} if shows_weights else frozenset()
+        return names if not more else names & {"heads"} if shows_weights else frozenset()
 
 
 class LayerGradients(WireModel):

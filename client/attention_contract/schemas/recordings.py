@@ -82,7 +82,7 @@ class RecordingFacts(WireModel):
 
     def attention(self, name: str) -> RecordedAttention | None:
         """The attention of this name; None if there is none."""
-        return next((each for each in self.attentions if each.name == name), None)
+        return next((attention for attention in self.attentions if attention.name == name), None)
 
 
 class RecordingFile(RecordingFacts):
@@ -122,7 +122,7 @@ LocalTap = Literal["weights", "q", "k", "v", "context"]
 
 def check_tensors(facts: RecordingFacts, tensors: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Compare the names and shapes of tensors with the labels. Raises pydantic's error, which names the tensor."""
-    heads = {each.name: len(each.heads) for each in facts.attentions}
+    heads = {attention.name: len(attention.heads) for attention in facts.attentions}
     tokens = facts.tokens
     for name, shape in tensors:
         place = place_of(name)

@@ -237,7 +237,7 @@ class StepsRequest(WireModel):
 
     @model_validator(mode="after")
     def _distinct(self) -> "StepsRequest":
-        names = [each.session for each in self.steps]
+        names = [step.session for step in self.steps]
         if len(set(names)) != len(names):
             raise at_fault("steps", "a session stands there twice; send its second step after the first")
         return self

@@ -72,7 +72,7 @@ def whole(measure: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
 def views(reply: ContextReply, measure: str) -> list[View]:
     """Return the prompt for the whole answer, and for each sentence of it if there are several."""
     values = values_of(reply)
-    names = [each.text for each in reply.answer]
+    names = [token.text for token in reply.answer]
     prompts = [
         View(reply.answer_text.strip(), _pieces(reply, {name: whole(name, x) for name, x in values.items()}, measure))
     ]

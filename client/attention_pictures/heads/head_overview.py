@@ -46,19 +46,19 @@ def head_overview(
     notes += _left_out(len(layers), MOST_LAYERS, "layers") + _left_out(len(columns), MOST_COLUMNS, "heads of a layer")
     layers, columns = layers[:MOST_LAYERS], columns[:MOST_COLUMNS]
     rows_in = len(layers) * 0.2
-    left_in = token_labels.ticks([each.name for each in layers], len(layers), 1, rows_in, across=False, size=_SIZE,
+    left_in = token_labels.ticks([layer.name for layer in layers], len(layers), 1, rows_in, across=False, size=_SIZE,
                                  most_width=0.18 * options.inches).depth + _AXIS_IN + EDGE_IN  # fmt: skip
     room = options.inches - left_in - BAR_IN - EDGE_IN
     gap = _GAP_IN if room / len(columns) > _NARROW_IN else _NARROW_GAP_IN
     side = min((room - gap * (len(columns) - 1)) / len(columns), _MOST_IN)
-    shapes = [each.maps.shape[-2:] for each in layers]
+    shapes = [layer.maps.shape[-2:] for layer in layers]
     height = side * min(max(0.25, *(rows / max(keys, 1) for rows, keys in shapes)), 1.6)
     size = len(columns) * (side + gap) - gap, len(layers) * (height + gap) - gap
-    row_ticks = token_labels.ticks([each.name for each in layers], len(layers), 1, size[1], across=False, size=_SIZE,
+    row_ticks = token_labels.ticks([layer.name for layer in layers], len(layers), 1, size[1], across=False, size=_SIZE,
                                    most_width=0.18 * options.inches)  # fmt: skip
     column_ticks = token_labels.ticks(columns, len(columns), 1, size[0], across=True, size=_SIZE)
     most = cells_in(height, options.resolution), cells_in(side, options.resolution)
-    pooled = [pool(each.maps, most, signed=signed) for each in layers]
+    pooled = [pool(layer.maps, most, signed=signed) for layer in layers]
     largest = max((factors for _, factors in pooled), default=(1, 1))
     notes += pooling_note(largest, signed=signed)
     notes += token_labels.skipping_note(row_ticks, column_ticks, ("layer", "head"))

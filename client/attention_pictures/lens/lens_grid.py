@@ -46,7 +46,7 @@ def grid_of(reply: ModelLensReply, text: int | None, labels: Sequence[str] | Non
     difference of two, and without targets the largest logit. Raises InvalidRequest for a reply without readings, and
     for another number of labels.
     """
-    part = next((each for each in ORDER if any(getattr(layer, each) is not None for layer in reply.layers)), None)
+    part = next((part for part in ORDER if any(getattr(layer, part) is not None for layer in reply.layers)), None)
     if part is None:
         raise InvalidRequest.at("layers", "a picture of a lens needs at least one layer that has a reading")
     positions: Any = reply.positions
@@ -62,7 +62,7 @@ def grid_of(reply: ModelLensReply, text: int | None, labels: Sequence[str] | Non
             continue
         numbers, ids, quantity = _numbers(reply, part, reading, text)
         rows += [head_name(layer.layer, at) for at in range(len(numbers))] if part == "heads" else [str(layer.layer)]
-        words += [["" if each is None else shown(reply.name(int(each))) for each in line] for line in ids]
+        words += [["" if token_id is None else shown(reply.name(int(token_id))) for token_id in line] for line in ids]
         values += list(numbers)
     drawn = np.stack(values)
     return LensGrid(
@@ -81,13 +81,13 @@ def _numbers(reply: ModelLensReply, part: LensPart, reading: LensReading, text: 
     of = "logit of" if part == "hidden" else "added to the logit of"
     ids: Any = None if top is None else rows(top.ids)[..., 0]
     if targets is not None and (part != "hidden" or top is None):
-        each = rows(targets)
+        numbers = rows(targets)
         if ids is None:
-            ids = np.full(each.shape[:2], None, object)
+            ids = np.full(numbers.shape[:2], None, object)
         names = [shown(reply.name(token)) for token in reply.targets]
         if len(names) == 2:
-            return each[..., 0] - each[..., 1], ids, f"{of} {names[0]} − {names[1]}"
-        return each[..., 0], ids, f"{of} {names[0]}"
+            return numbers[..., 0] - numbers[..., 1], ids, f"{of} {names[0]} − {names[1]}"
+        return numbers[..., 0], ids, f"{of} {names[0]}"
     if top is None:
         raise InvalidRequest.at("top_k", "a picture of a lens needs top_k or targets")
     if top.probabilities is not None:

@@ -20,7 +20,7 @@ def lens_html(reply: ModelLensReply) -> str | None:
 def _table(reply: ModelLensReply, grid: LensGrid) -> str:
     most = float(np.nanmax(np.abs(grid.values), initial=0.0)) or 1.0
     scale = 1.0 if grid.quantity == "probability" else most
-    head = "".join(f"<th scope='col'>{escape(each)}</th>" for each in grid.columns)
+    head = "".join(f"<th scope='col'>{escape(column)}</th>" for column in grid.columns)
     body = "".join(
         f"<tr><th scope='row'>{escape(row)}</th>{''.join(map(_cell, words, values, [scale] * len(values)))}</tr>"
         for row, words, values in zip(grid.rows, grid.words, grid.values, strict=True)

@@ -26,9 +26,11 @@ def chat_html(reply: ChatCompletion) -> str:
     """The text of each choice by its tokens, and their attention."""
     return "".join(
         _generated(
-            each.message.content or "", _chosen(each.logprobs.content if each.logprobs else None), each.attention
+            choice.message.content or "",
+            _chosen(choice.logprobs.content if choice.logprobs else None),
+            choice.attention,
         )
-        for each in reply.choices
+        for choice in reply.choices
     )
 
 
@@ -55,12 +57,12 @@ def transcription_html(reply: Transcription) -> str:
 
 def embeddings_html(reply: Embeddings) -> str | None:
     """A map of the cosines of all pairs; None for one vector, and for vectors in base64."""
-    vectors = [each.embedding for each in reply.data if not isinstance(each.embedding, str)]
+    vectors = [item.embedding for item in reply.data if not isinstance(item.embedding, str)]
     if len(vectors) < 2:
         return None
     states = np.asarray(vectors, np.float64)
     states /= np.maximum(np.linalg.norm(states, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    names = [f"input {each.index}" for each in reply.data]
+    names = [f"input {item.index}" for item in reply.data]
     return Maps((states @ states.T)[None], ["cosine"], names, names, f"Cosines of {reply.model}", "Map", True).html()
 
 
@@ -81,23 +83,27 @@ def _generated(
 
 
 def _chosen(logprobs: Sequence[TokenLogprob] | None) -> tuple[list[str], list[float]] | None:
-    return None if not logprobs else ([each.token for each in logprobs], [float(each.logprob) for each in logprobs])
+    return (
+        None
+        if not logprobs
+        else ([chosen.token for chosen in logprobs], [float(chosen.logprob) for chosen in logprobs])
+    )
 
 
 def _weight_maps(tokens: Sequence[GeneratedToken]) -> Iterable[Maps]:
     """A map ``[generated tokens, positions]`` for each head whose weights came."""
-    rows = [each.token for each in tokens]
+    rows = [token.token for token in tokens]
     maps: list[Any] = []
     names: list[str] = []
     for at, layer in enumerate(tokens[0].layers):
-        lines = [each.layers[at].weights for each in tokens]
+        lines = [token.layers[at].weights for token in tokens]
         if any(line is None for line in lines):
             continue
         length = max(line.shape[-1] for line in lines)
         padded = [np.pad(line, ((0, 0), (0, length - line.shape[-1])), constant_values=np.nan) for line in lines]
         maps += list(np.stack(padded, 1))
         names += [head_name(layer.layer, head) for head in range(padded[0].shape[0])]
-    if maps and len({each.shape for each in maps}) == 1:
+    if maps and len({drawn.shape for drawn in maps}) == 1:
         keys = [str(key) for key in range(maps[0].shape[1])]
         yield Maps(np.stack(maps), names, rows, keys, "Weights by generated token and position")
 
@@ -105,10 +111,12 @@ def _weight_maps(tokens: Sequence[GeneratedToken]) -> Iterable[Maps]:
 def _statistic_maps(tokens: Sequence[GeneratedToken]) -> Iterable[Maps]:
     """A map ``[generated tokens, heads of all layers]`` for each statistic."""
     rows = [
-        tables([named(layer.statistics) for layer in each.layers if layer.statistics is not None]) for each in tokens
+        tables([named(layer.statistics) for layer in token.layers if layer.statistics is not None]) for token in tokens
     ]
     layers = [layer.layer for layer in tokens[0].layers if layer.statistics is not None]
     most = max((table.shape[1] for row in rows for table in row.values()), default=0)
     heads = [head_name(layer, head) for layer in layers for head in range(most)]
-    flat = [(each.token, {name: x.ravel() for name, x in row.items()}) for each, row in zip(tokens, rows, strict=True)]
+    flat = [
+        (token.token, {name: x.ravel() for name, x in row.items()}) for token, row in zip(tokens, rows, strict=True)
+    ]
     return statistic_maps(flat, "Statistics by generated token and head", heads=heads)

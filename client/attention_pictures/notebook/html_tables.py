@@ -31,9 +31,9 @@ def table_html(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any
 def facts_html(value: BaseModel) -> str:
     """The fields of a value that has no numbers to map."""
     rows = [
-        (name, short_text(each, _MAX_LETTERS))
-        for name, each in value.__dict__.items()
-        if each is not None and not (isinstance(each, list) and not each)
+        (name, short_text(field_value, _MAX_LETTERS))
+        for name, field_value in value.__dict__.items()
+        if field_value is not None and not (isinstance(field_value, list) and not field_value)
     ]
     return table_html(type(value).__name__, ("field", "value"), rows)
 

@@ -36,34 +36,37 @@ _BESIDE_TEXT: Final = MOST_NUMBERS * 2 // 3
 def weights_html(reply: ModelWeightsReply) -> str | None:
     """Maps of the weights of all heads; of layers without weights, the statistics by layer and head."""
     maps = list(
-        _maps_of_heads(reply, [(each.layer, _weights_of(each), each.implicit is True) for each in reply.layers])
+        _maps_of_heads(reply, [(layer.layer, _weights_of(layer), layer.implicit is True) for layer in reply.layers])
     )
     if maps:
         return html_of(maps)
     rows = [
-        (str(each.layer), {name: _over_texts(x) for name, x in named(each.statistics).items()}) for each in reply.layers
+        (str(layer.layer), {name: _over_texts(x) for name, x in named(layer.statistics).items()})
+        for layer in reply.layers
     ]
     return html_of([*statistic_maps(rows), *_received_maps(reply)])
 
 
 def _received_maps(reply: ModelWeightsReply) -> list[Maps]:
     """A map of heads × keys for each layer over one text, of what the keys receive; of layers with the same keys."""
-    found = [(each.layer, x) for each in reply.layers if (x := each.statistics.received) is not None and x.ndim == 2]
-    if not found or len({x.shape for _, x in found}) > 1:
+    received = [
+        (layer.layer, x) for layer in reply.layers if (x := layer.statistics.received) is not None and x.ndim == 2
+    ]
+    if not received or len({x.shape for _, x in received}) > 1:
         return []
-    values = np.stack([x for _, x in found])
-    heads, keys = [head_name(None, head) for head in range(values.shape[1])], reply.tokens_of(found[0][0])[1].tokens
-    return [Maps(values, [str(layer) for layer, _ in found], heads, keys, "Received by each key", "Layer")]
+    values = np.stack([x for _, x in received])
+    heads, keys = [head_name(None, head) for head in range(values.shape[1])], reply.tokens_of(received[0][0])[1].tokens
+    return [Maps(values, [str(layer) for layer, _ in received], heads, keys, "Received by each key", "Layer")]
 
 
 def forward_html(reply: ModelForwardReply) -> str | None:
     """A table of the predictions, and maps of the taps that have a number for each query and key."""
-    names = [name for name in _OF_PAIRS if any(getattr(each, name) is not None for each in reply.layers)]
+    names = [name for name in _OF_PAIRS if any(getattr(layer, name) is not None for layer in reply.layers)]
     maps: list[Maps] = []
     for name in names:
-        layers = [(each.layer, getattr(each, name), name != "weights") for each in reply.layers]
+        layers = [(layer.layer, getattr(layer, name), name != "weights") for layer in reply.layers]
         maps += _maps_of_heads(reply, layers, title=name.replace("_", " ").capitalize())
-    rows = [row for each in reply.predictions for row in _likely(reply, each)]
+    rows = [row for prediction in reply.predictions for row in _likely(reply, prediction)]
     columns = ("text", "position", "token there", "likely", "probability", "logit")
     table = table_html(f"Predictions of {reply.ran.model}", columns, rows) if rows else ""
     answer = "" if reply.answer is None else _answer_html(reply.answer)
@@ -80,13 +83,13 @@ def gradients_html(reply: ModelGradientsReply) -> str | None:
             for at, values in enumerate(texts)
         ]
     rows = [
-        (str(each.layer), {"mean over texts": _over_texts(each.heads)})
-        for each in reply.layers
-        if each.heads is not None
+        (str(layer.layer), {"mean over texts": _over_texts(layer.heads)})
+        for layer in reply.layers
+        if layer.heads is not None
     ]
     maps = statistic_maps(rows, "First-order effect of each head: Σ gradient · context", signed=True)
     for name in _OF_PAIRS:
-        layers = [(each.layer, each.gradients.get(name), True) for each in reply.layers]
+        layers = [(layer.layer, layer.gradients.get(name), True) for layer in reply.layers]
         maps += _maps_of_heads(reply, layers, title=f"Gradients of the {name.replace('_', ' ')}")
     return ("".join(shown) + (html_of(maps, _BESIDE_TEXT) or "")) or None
 
@@ -111,11 +114,11 @@ def context_html(reply: ContextReply) -> str | None:
 
 def complexity_html(reply: ModelComplexityReply) -> str:
     """A table of the passes and their costs."""
-    passes = [(name, each) for name in type(reply).model_fields if isinstance(each := getattr(reply, name), PassCost)]
+    passes = [(name, cost) for name in type(reply).model_fields if isinstance(cost := getattr(reply, name), PassCost)]
     rows = [
-        (name.replace("_", " "), f"{each.flops:.3g}", f"{each.bytes / _BYTES:.4g}", f"{each.peak_bytes / _BYTES:.4g}",
-         f"{each.predicted_ms:.3g} ({each.predicted_low_ms:.3g} to {each.predicted_high_ms:.3g})")
-        for name, each in passes
+        (name.replace("_", " "), f"{cost.flops:.3g}", f"{cost.bytes / _BYTES:.4g}", f"{cost.peak_bytes / _BYTES:.4g}",
+         f"{cost.predicted_ms:.3g} ({cost.predicted_low_ms:.3g} to {cost.predicted_high_ms:.3g})")
+        for name, cost in passes
     ]  # fmt: skip
     caption = f"Cost of {reply.model}: {reply.parameters:,} parameters, {reply.parameter_bytes / _BYTES:.4g} MiB"
     return table_html(caption, ("pass", "FLOPs", "MiB moved", "peak MiB", "predicted ms"), rows)
@@ -143,7 +146,7 @@ def _maps_of_heads(
             continue
         several = reply.media_labels_of(layer) is not None or isinstance(reply.labels, list)
         for text, maps in enumerate(values if several else values[None]):
-            of = names.of_tokens(*([*each.tokens] for each in reply.tokens_of(layer, text)))
+            of = names.of_tokens(*([*side.tokens] for side in reply.tokens_of(layer, text)))
             queries, keys = tuple(of.row_labels or ()), tuple(of.column_labels or ())
             by_head = maps[None] if names.averaged else maps
             heads = ["mean of the heads"] if names.averaged else names.heads or range(len(by_head))
@@ -188,14 +191,16 @@ def _swept_name(axis: str, place: Any, labels: Sequence[str] | None) -> str:
 def _likely(reply: ModelForwardReply, prediction: Prediction) -> Iterable[tuple[Any, ...]]:
     tokens = reply.labels_of(prediction.text).tokens
     there = tokens[prediction.position] if prediction.position < len(tokens) else ""
-    for each in prediction.top:
-        yield prediction.text, prediction.position, there, each.token, float(each.probability), float(each.logit)
+    for top in prediction.top:
+        yield prediction.text, prediction.position, there, top.token, float(top.probability), float(top.logit)
 
 
 def _answer_html(answer: Any) -> str:
     texts = answer if answer and isinstance(answer[0], list) else [answer]
     return "".join(
-        tokens_html("log p of each token of the answer", [each.token for each in text], [each.logprob for each in text])
+        tokens_html(
+            "log p of each token of the answer", [token.token for token in text], [token.logprob for token in text]
+        )
         for text in texts
     )
 

@@ -73,7 +73,7 @@ def attribution_html(reply: AttributionReply) -> str | None:
 
 def recorded_html(reply: RecordingStatistics) -> str | None:
     """Maps of layers × heads, one a statistic."""
-    return html_of(statistic_maps([(each.name, named(each.statistics)) for each in reply.attentions]))
+    return html_of(statistic_maps([(attention.name, named(attention.statistics)) for attention in reply.attentions]))
 
 
 def complexity_html(reply: ComplexityReply) -> str:
@@ -81,11 +81,11 @@ def complexity_html(reply: ComplexityReply) -> str:
     sweep = reply.request_names.sweep
     varied = [f"{sweep.dimension} {value}" for value in sweep.values] if sweep is not None else []
     rows = [
-        (each.label, varied[at] if at < len(varied) else "", each.costs[at].kernel,
-         f"{each.costs[at].executed_flops:.3g}", f"{each.costs[at].peak_bytes.request / 1024**2:.4g}",
-         f"{each.costs[at].predicted_ms:.3g}")
-        for each in reply.series
-        for at in range(len(each.costs))
+        (series.label, varied[at] if at < len(varied) else "", series.costs[at].kernel,
+         f"{series.costs[at].executed_flops:.3g}", f"{series.costs[at].peak_bytes.request / 1024**2:.4g}",
+         f"{series.costs[at].predicted_ms:.3g}")
+        for series in reply.series
+        for at in range(len(series.costs))
     ]  # fmt: skip
     growth = f"{reply.device_name}: time {reply.growth.time_order}, memory {reply.growth.memory_order}"
     return table_html(growth, ("", "size", "kernel", "FLOPs", "peak MiB", "predicted ms"), rows)

@@ -92,9 +92,9 @@ class Maps:
 
 def html_of(several: Sequence[Maps], most_numbers: int = MOST_NUMBERS) -> str | None:
     """Maps one below the other, which share the room of a notebook by their sizes; None if there are none."""
-    total = sum(each.values.size for each in several)
-    shares = (min(each.values.size, most_numbers * each.values.size // max(total, 1)) for each in several)
-    return "".join(each.html(max(share, 1)) for each, share in zip(several, shares, strict=True)) or None
+    total = sum(maps.values.size for maps in several)
+    shares = (min(maps.values.size, most_numbers * maps.values.size // max(total, 1)) for maps in several)
+    return "".join(maps.html(max(share, 1)) for maps, share in zip(several, shares, strict=True)) or None
 
 
 @cache
@@ -145,8 +145,8 @@ def maps_of(
     if averaged:
         weights = weights[..., None, :, :]
     batch, heads, queries, keys = (1,) * (4 - weights.ndim) + weights.shape
-    each = [merged] if averaged else [head_name(named.layer, head) for head in named.heads or range(heads)]
-    maps = [f"sequence {at}, {head}" if batch > 1 else head for at in range(batch) for head in each]
+    head_labels = [merged] if averaged else [head_name(named.layer, head) for head in named.heads or range(heads)]
+    maps = [f"sequence {at}, {head}" if batch > 1 else head for at in range(batch) for head in head_labels]
     if averaged is None:
         maps = [f"map {at}" for at in range(batch * heads)]
     rows, columns = _labels(named.row_labels, queries), _labels(named.column_labels, keys)

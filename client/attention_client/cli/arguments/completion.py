@@ -52,21 +52,29 @@ def taps(incomplete: str) -> list[str]:
     return _starting(get_args(Tap), incomplete)
 
 
-modules = _held(lambda client: (each.name for each in client.modules.list().modules))
-models = _held(lambda client: (each.id for each in client.models.list().data))
+modules = _held(lambda client: (module.name for module in client.modules.list().modules))
+models = _held(lambda client: (module.id for module in client.models.list().data))
 explained = _held(
     lambda client: [
-        *(each.name for each in client.modules.list().modules),
-        *(each.id for each in client.models.list().data),
+        *(module.name for module in client.modules.list().modules),
+        *(model.id for model in client.models.list().data),
     ]
 )
-checkpoints = _held(lambda client: (each.path for each in client.checkpoints.list().checkpoints))
-kernels = _held(lambda client: (each.name for each in client.server.variants().variants if each.kind == "kernel"))
-parameters = _held(lambda client, name: (each.name for each in client.modules.parameters(name).parameters), "name")
+checkpoints = _held(lambda client: (checkpoint.path for checkpoint in client.checkpoints.list().checkpoints))
+kernels = _held(
+    lambda client: (variant.name for variant in client.server.variants().variants if variant.kind == "kernel")
+)
+parameters = _held(
+    lambda client, name: (parameter.name for parameter in client.modules.parameters(name).parameters), "name"
+)
 """Parameters of the module that the command names."""
-layers = _held(lambda client, path: (str(each.layer) for each in client.checkpoints.get(path).attentions), "checkpoint")
+layers = _held(
+    lambda client, path: (str(attention.layer) for attention in client.checkpoints.get(path).attentions), "checkpoint"
+)
 """Layers of the checkpoint that the command names."""
-specs = _held(lambda client: (_spec(each) for each in client.server.variants().variants if each.kind != "kernel"))
+specs = _held(
+    lambda client: (_spec(variant) for variant in client.server.variants().variants if variant.kind != "kernel")
+)
 """Specs of one variant, as in ``{"method": {"name": "linear"}}``."""
 
 
@@ -89,7 +97,7 @@ def compared(ctx: typer.Context, incomplete: str) -> list[str]:
         return kernels(ctx, incomplete) + modules(ctx, incomplete) + ends
 
     def sides(client: Client) -> Iterable[str]:
-        for each in client.checkpoints.get(path).attentions:
-            yield f"{path}#{each.layer}{'.cross' if each.part == 'cross' else ''}"
+        for attention in client.checkpoints.get(path).attentions:
+            yield f"{path}#{attention.layer}{'.cross' if attention.part == 'cross' else ''}"
 
     return _held(sides)(ctx, incomplete)

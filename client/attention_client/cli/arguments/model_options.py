@@ -125,7 +125,7 @@ def with_signature(command: Callable[..., None], name: str, text: str, parameter
     """Give a command of keywords the parameters that the library reads from its signature."""
     every = [*parameters]
     command.__name__, command.__doc__ = name, text
-    command.__annotations__ = {each.name: each.annotation for each in every}
+    command.__annotations__ = {declared.name: declared.annotation for declared in every}
     command.__dict__["__signature__"] = inspect.Signature(every)
 
 
@@ -141,9 +141,9 @@ def takes(
             command(read(given, options), **given)
 
         _, ctx, *own = inspect.signature(command).parameters.values()
-        rest = [each for each in own if each.name not in {other.name for other in beside}]
+        rest = [declared for declared in own if declared.name not in {other.name for other in beside}]
         every = [ctx, *beside, *rest, *(option.parameter for option in options.values())]
-        named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in every]
+        named = [declared.replace(kind=inspect.Parameter.KEYWORD_ONLY) for declared in every]
         with_signature(extended, command.__name__, command.__doc__ or "", named)
         return extended
 
@@ -164,7 +164,7 @@ def _help(field: FieldInfo) -> str:
         default = ", ".join(default) if isinstance(default, list) and default and isinstance(default[0], str) else None
         text += "" if _is_model(kind) else " May be repeated."
     choices = get_args(kind) if get_origin(kind) is Literal else ()
-    if len(choices) > 1 and not all(each in text for each in choices):
+    if len(choices) > 1 and not all(choice in text for choice in choices):
         text += f" One of {', '.join(choices)}."
     complete = "default" in text.lower() or isinstance(default, bool) or not isinstance(default, str | int | float)
     return text if complete or default == "" else rf"{text}  [dim]\[default: {default}][/dim]"
@@ -195,8 +195,11 @@ def _form_of(name: str, field: FieldInfo, checked: bool) -> OptionForm:
 
 def _bounds(fields: Sequence[Any]) -> tuple[int | None, int | None]:
     """Return the smallest and the largest number that fields allow."""
-    limits = [each for field in fields if isinstance(field, FieldInfo) for each in field.metadata]
-    least, most = (next((getattr(each, end) for each in limits if hasattr(each, end)), None) for end in ("ge", "le"))
+    limits = [constraint for field in fields if isinstance(field, FieldInfo) for constraint in field.metadata]
+    least, most = (
+        next((getattr(constraint, end) for constraint in limits if hasattr(constraint, end)), None)
+        for end in ("ge", "le")
+    )
     return least, most
 
 
@@ -204,7 +207,7 @@ def _from_file(kind: Any) -> OptionForm:
     """Return an option for a file of one tensor or of several, or for JSON."""
     if _is_array(kind):
         return OptionForm(metavar="FILE", read=read)
-    parts = [each.annotation for each in kind.model_fields.values()] if _is_model(kind) else get_args(kind)[1:]
+    parts = [field.annotation for field in kind.model_fields.values()] if _is_model(kind) else get_args(kind)[1:]
     if parts and all(map(_is_array, parts)):
         return OptionForm(metavar="FILE", read=read_all)
     return OptionForm(metavar="JSON|FILE", read=read_object if _is_model(kind) else read_json)

@@ -130,8 +130,8 @@ def _load(source: str, field: str) -> Any:
                 return dict(archive)
         if suffix == ".safetensors":
             return {
-                name: from_buffer(bytes(each["data"]), DTYPES[DTYPE_NAMES[each["dtype"]]], tuple(each["shape"]))
-                for name, each in deserialize(content)  # type: ignore[no-untyped-call]
+                name: from_buffer(bytes(tensor["data"]), DTYPES[DTYPE_NAMES[tensor["dtype"]]], tuple(tensor["shape"]))
+                for name, tensor in deserialize(content)  # type: ignore[no-untyped-call]
             }
         if suffix == ".json":
             return orjson.loads(content)

@@ -120,7 +120,7 @@ def _style(strength: float | None) -> str:
         return ""
     from attention_pictures.sign_colours import NEGATIVE, POSITIVE  # noqa: PLC0415 - another command draws nothing
 
-    red, green, blue = (int(abs(strength) * each) for each in (POSITIVE if strength > 0 else NEGATIVE))
+    red, green, blue = (int(abs(strength) * channel) for channel in (POSITIVE if strength > 0 else NEGATIVE))
     return f"white on rgb({red},{green},{blue})"
 
 
@@ -130,7 +130,7 @@ def _print_numbers(reply: ContextReply, values: dict[str, Any]) -> None:
         for at, source in enumerate(reply.sources)
     ])  # fmt: skip
     if reply.heads:
-        heads = ", ".join(f"{head_name(each.layer, each.head)} {each.effect:+.3g}" for each in reply.heads[:_HEADS])
+        heads = ", ".join(f"{head_name(head.layer, head.head)} {head.effect:+.3g}" for head in reply.heads[:_HEADS])
         print_out(f"heads that matter most: {heads}", "dim")
     if reply.lookback:
         ratios = [float(x) for layer in reply.lookback for x in layer.heads.mean(1)]

@@ -47,7 +47,7 @@ _SAMPLING: Final = options_of(
 
 def _named_tokens(given: list[str], _: str) -> list[int | str]:
     """Parse tokens: ids, and texts that are one token."""
-    return [int(each) if each.isdecimal() else each for each in given]
+    return [int(token) if token.isdecimal() else token for token in given]
 
 
 _OF_TEXTS: Final = options_of(
@@ -61,7 +61,7 @@ _OF_TEXTS: Final = options_of(
 
 def _steered(given: list[str], _: str) -> list[dict[str, Any]]:
     """Parse vectors with their scales, as in ID=4; without one it is 1."""
-    parts = [each.partition("=") for each in given]
+    parts = [option.partition("=") for option in given]
     try:
         return [{"vector": vector, "scale": float(scale) if sign else 1.0} for vector, sign, scale in parts]
     except ValueError as fault:
@@ -70,7 +70,7 @@ def _steered(given: list[str], _: str) -> list[dict[str, Any]]:
 
 def _watched(given: list[str], _: str) -> list[dict[str, Any]]:
     """Parse probes, each with the score that ends the text, as in ID=0.9; without one it ends none."""
-    parts = [each.partition("=") for each in given]
+    parts = [option.partition("=") for option in given]
     try:
         return [{"probe": probe} | ({"stop": {"above": float(above)}} if sign else {}) for probe, sign, above in parts]
     except ValueError as fault:
@@ -202,7 +202,7 @@ def _ask(fields: Fields, look: bool) -> None:
 
 def _content(text: str, images: Sequence[str] | None) -> Content:
     """The content of a message: a text, behind its images if it has any."""
-    urls = [data_url(each, "image") for each in images or ()]
+    urls = [data_url(image, "image") for image in images or ()]
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [*parts, {"type": "text", "text": text}] if parts else text
 
@@ -237,10 +237,10 @@ def _follow(
         if choice.attention is None and "attention" not in fields:
             typer.echo(choice.text, nl=False)
         logprobs = _logprobs(choice)
-        for at, each in enumerate(choice.attention or ()):
-            told = [_looked(each, tokens, heads), *_scored(each), *logprobs[at : at + 1]]
-            typer.echo(f"{readable(each.token):<14} ← {'   '.join(filter(None, told))}")
-            tokens.append(readable(each.token))
+        for at, entry in enumerate(choice.attention or ()):
+            told = [_looked(entry, tokens, heads), *_scored(entry), *logprobs[at : at + 1]]
+            typer.echo(f"{readable(entry.token):<14} ← {'   '.join(filter(None, told))}")
+            tokens.append(readable(entry.token))
         if choice.stop_reason:
             reason = choice.stop_reason
             text_of = f"{reason.score:.3g} at token {reason.token}"
@@ -256,11 +256,13 @@ def _scored(token: GeneratedToken) -> list[str]:
 
 def _logprobs(choice: CompletionChoice | ChatPiece) -> list[str]:
     """The log-probabilities that a piece has of the tokens that were named, and of the chosen one, token by token."""
-    found = choice.logprobs
-    if isinstance(found, CompletionLogprobs):
-        rows = [[*(each or {}).items()] for each in found.top_logprobs or ()]
+    logprobs = choice.logprobs
+    if isinstance(logprobs, CompletionLogprobs):
+        rows = [[*(tops or {}).items()] for tops in logprobs.top_logprobs or ()]
     else:
-        rows = [[(top.token, top.logprob) for top in each.top_logprobs] for each in (found and found.content) or ()]
+        rows = [
+            [(top.token, top.logprob) for top in token.top_logprobs] for token in (logprobs and logprobs.content) or ()
+        ]
     return ["log p " + "  ".join(f"{readable(token)} {logprob:.3g}" for token, logprob in row) for row in rows]
 
 

@@ -156,7 +156,7 @@ def _opened(ctx: typer.Context, file: str) -> Recording:
 
 
 def _draw(recording: Recording, picture: Path, layer: str | None, head: int | None) -> None:
-    shown = layer or next((each.name for each in recording.attentions), "0")
+    shown = layer or next((attention.name for attention in recording.attentions), "0")
     try:
         figure = recording.figure(shown, head)
     except ModuleNotFoundError as fault:

@@ -176,4 +176,4 @@ class RequestCommand:
         ends += [] if self.chief is None else [parameter("output", OutputOrRows if self.operation.tables else Output)]
         if self.operation.pictures:
             ends += [parameter("plot", Plot), *(option.parameter for option in look_options().values())]
-        return [parameter("ctx", typer.Context, ...), *first, *(each.parameter for each in options.values()), *ends]
+        return [parameter("ctx", typer.Context, ...), *first, *(option.parameter for option in options.values()), *ends]

@@ -188,10 +188,10 @@ def _pairs_of(file: Path) -> Fields:
         content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as fault:
         raise typer.BadParameter(f"{file} is no JSON: {fault}", param_hint="--pairs") from None
-    found = content if isinstance(content, dict) else {"pairs": content}
-    if "pairs" not in found or not found.keys() <= {"pairs", "candidates"} or not isinstance(found["pairs"], list):
+    fields = content if isinstance(content, dict) else {"pairs": content}
+    if "pairs" not in fields or not fields.keys() <= {"pairs", "candidates"} or not isinstance(fields["pairs"], list):
         raise typer.BadParameter(f"{_PAIRS_FORM}; got another form in {file}", param_hint="--pairs")
-    return Fields(found)
+    return Fields(fields)
 
 
 def _parts(file: str, lines: Sequence[str]) -> tuple[list[str], Fields]:
@@ -199,16 +199,16 @@ def _parts(file: str, lines: Sequence[str]) -> tuple[list[str], Fields]:
     columns: dict[str, list[str]] = {}
     for at, line in enumerate(lines, 1):
         try:
-            each = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
-            each = None
-        names = each.keys() if isinstance(each, dict) else set()
+            entry = None
+        names = entry.keys() if isinstance(entry, dict) else set()
         if not {"text"} <= names <= {"text", "needle", "answer"} or (columns and columns.keys() != names):
             raise typer.BadParameter(
                 f"line {at} of {file} is no object of a text, and of needle and answer if all lines have them",
                 param_hint="FILE",
             )
-        for name, part in each.items():
+        for name, part in entry.items():
             columns.setdefault(name, []).append(str(part))
     return columns.pop("text"), dict(columns)
 
@@ -235,7 +235,7 @@ def _print_heads(survey: HeadSurvey, by: str, beside: str | None) -> None:
         low, quarter, middle, three_quarters, high = map(number, distribution.quantiles)
         row |= {"least": low, "25 %": quarter, "median": middle, "75 %": three_quarters, "largest": high}
         most = max(distribution.counts) or 1
-        row["texts"] = "".join(_BLOCKS[-(-each * (len(_BLOCKS) - 1) // most)] for each in distribution.counts)
+        row["texts"] = "".join(_BLOCKS[-(-count * (len(_BLOCKS) - 1) // most)] for count in distribution.counts)
         if beside is not None:
             row[beside.replace("_", " ")] = number(survey.means(beside)[survey.heads.index(head_ref)])
         rows.append(row)
@@ -258,14 +258,14 @@ def _whole(survey: HeadSurvey) -> dict[str, Any]:
         "texts": survey.texts,
         "heads": [
             {
-                "layer": each.layer,
-                "head": each.head,
+                "layer": head.layer,
+                "head": head.head,
                 "statistics": {
-                    name: survey.distribution(*each, name, bins=_BINS)._asdict()
-                    | {"strongest": survey.strongest(*each, name)}
+                    name: survey.distribution(*head, name, bins=_BINS)._asdict()
+                    | {"strongest": survey.strongest(*head, name)}
                     for name in survey.values
                 },
             }
-            for each in survey.heads
+            for head in survey.heads
         ],
     }

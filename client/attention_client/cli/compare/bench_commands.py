@@ -109,9 +109,9 @@ def bench(
         typer.echo(to_json({"operation": load.operation, "module": load.module, "levels": levels_measured}))
     else:
         records(levels_measured)
-        succeeded = sum(each["succeeded"] for each in levels_measured)
+        succeeded = sum(level["succeeded"] for level in levels_measured)
         typer.echo(f"{succeeded} requests succeeded; latencies include encoding and decoding in this client")
-    if any(each["errors"] for each in levels_measured):
+    if any(level["errors"] for level in levels_measured):
         raise typer.Exit(1)
 
 

@@ -46,9 +46,9 @@ class Measured:
             "requests_per_second": succeeded / self.seconds if self.seconds else 0.0,
             **{f"p{percent}_ms": value for percent, value in zip(PERCENTILES, spread, strict=True)},
             "max_ms": max(self.latencies_ms, default=None),
-            "compute_ms": float(np.median([each.compute_ms for each in self.ran])) if succeeded else None,
-            "queue_ms": float(np.median([each.queue_ms for each in self.ran])) if succeeded else None,
-            "batch": float(np.mean([each.batch for each in self.ran])) if succeeded else None,
+            "compute_ms": float(np.median([ran.compute_ms for ran in self.ran])) if succeeded else None,
+            "queue_ms": float(np.median([ran.queue_ms for ran in self.ran])) if succeeded else None,
+            "batch": float(np.mean([ran.batch for ran in self.ran])) if succeeded else None,
         }
 
 

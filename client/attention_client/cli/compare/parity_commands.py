@@ -53,7 +53,7 @@ def parity_of(prompt: str, first: Sequence[GeneratedToken], second: Sequence[Gen
     for one, other in pairs[: alike + 1]:
         if one.position != other.position:
             raise ValueError(f"the prompt has {one.position} tokens there and {other.position} here; send token ids")
-        if [each.layer for each in one.layers] != [each.layer for each in other.layers]:
+        if [layer.layer for layer in one.layers] != [layer.layer for layer in other.layers]:
             raise ValueError("the models have different layers")
         for mine, theirs in zip(one.layers, other.layers, strict=True):
             own = layers.setdefault(mine.layer, LayerParity(mine.layer))
@@ -85,7 +85,7 @@ def parity(
     Exit status 1 if weights differ by more than the tolerance.
     """
     with client_of(ctx) as own, Client(against) as other:
-        found = []
+        compared_texts = []
         for text in texts:
             answers = [
                 client.models.generate(
@@ -94,21 +94,21 @@ def parity(
                 for client, name in ((own, model), (other, named or model))
             ]  # fmt: skip
             try:
-                found.append(parity_of(text, *answers))
+                compared_texts.append(parity_of(text, *answers))
             except ValueError as fault:
                 raise typer.BadParameter(str(fault), param_hint="MODEL") from None
-    passed = all(each.departs(tolerance) is None for each in found)
+    passed = all(compared.departs(tolerance) is None for compared in compared_texts)
     if as_json:
-        texts_data = [asdict(each) | {"departs": each.departs(tolerance)} for each in found]
+        texts_data = [asdict(compared) | {"departs": compared.departs(tolerance)} for compared in compared_texts]
         typer.echo(to_json({"texts": texts_data, "tolerance": tolerance, "passed": passed}))
     else:
-        _show(found, tolerance)
+        _show(compared_texts, tolerance)
     if not passed:
         raise typer.Exit(1)
 
 
-def _show(found: Sequence[TextParity], tolerance: float) -> None:
-    for each in found:
+def _show(compared_texts: Sequence[TextParity], tolerance: float) -> None:
+    for compared in compared_texts:
         table(
             {
                 "layer": str(one.layer),
@@ -116,8 +116,8 @@ def _show(found: Sequence[TextParity], tolerance: float) -> None:
                 "entropy": f"{one.entropy:.1e}",
                 "verdict": "passed" if one.weights <= tolerance else "FAILED",
             }
-            for one in each.layers
+            for one in compared.layers
         )
-        first = each.departs(tolerance)
+        first = compared.departs(tolerance)
         departs = "" if first is None else f"; weights first depart in layer {first}"
-        typer.echo(f"{each.alike} of {each.tokens} tokens alike{departs}: {each.prompt}")
+        typer.echo(f"{compared.alike} of {compared.tokens} tokens alike{departs}: {compared.prompt}")

@@ -95,7 +95,7 @@ def explain(
     reply = send(client, "forward", name, inputs | selected)
     tapped = {tap: _four(getattr(reply, tap))[sequence, 0] for tap in taps}  # [1 or Lk, …]
     reply = send(client, "gradients", name, inputs | {"upstream": upstream, "wrt": taps})
-    gradients = {tap: _four(each)[sequence] for tap, each in reply.gradients.items()}  # [H, Lq or Lk, …]
+    gradients = {tap: _four(gradient)[sequence] for tap, gradient in reply.gradients.items()}  # [H, Lq or Lk, …]
 
     formulas = _Formulas(client, spec)
     steps = formulas.forward()
@@ -203,7 +203,7 @@ class _Formulas:
     """The formula of each step of a spec, from the server's variants."""
 
     def __init__(self, client: Client, spec: AttentionSpec) -> None:
-        self._variants = {(each.kind, each.name): each for each in client.server.variants().variants}
+        self._variants = {(variant.kind, variant.name): variant for variant in client.server.variants().variants}
         self._spec = spec
 
     def _entry_text(self, kind: Any, name: str, what: str = "formula") -> str:

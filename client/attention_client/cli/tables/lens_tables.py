@@ -55,7 +55,7 @@ def _grid(reply: ModelLensReply, text: int | None, part: LensPart) -> None:
 
 def _parts(reply: ModelLensReply, text: int | None) -> None:
     """Print what each head, attention, MLP and the rest add to the targets at the last position that is read."""
-    names = [readable(reply.name(each)) for each in reply.targets]
+    names = [readable(reply.name(target)) for target in reply.targets]
     rows: list[tuple[float, dict[str, str]]] = []
     for layer, reading in _readings(reply, "heads"):
         targets, top = _of(reading.targets, text), None if reading.top is None else _of(reading.top.ids, text)
@@ -68,7 +68,7 @@ def _parts(reply: ModelLensReply, text: int | None) -> None:
                 row |= _numbers(names, targets[head, -1])
                 size = float(np.abs(targets[head, -1]).max())
             rows.append((size, row))
-    rows.sort(key=lambda each: -each[0])
+    rows.sort(key=lambda pair: -pair[0])
     table(row for _, row in rows[:_LARGEST])
     if len(rows) > _LARGEST:
         print_out(f"… and {len(rows) - _LARGEST} heads that add less; --json gives all of them", "dim")
@@ -83,15 +83,15 @@ def _parts(reply: ModelLensReply, text: int | None) -> None:
             for layer, reading in _readings(reply, "output")
         },
         **{
-            f"MLP of layer {layer.layer}": each[-1]
-            for layer, each in zip(reply.layers, _of(rest.mlps, text), strict=True)
+            f"MLP of layer {layer.layer}": added[-1]
+            for layer, added in zip(reply.layers, _of(rest.mlps, text), strict=True)
         },
         "biases": None if rest.biases is None else _of(rest.biases, text)[:, -1].sum(0),
         "other layers": others if np.abs(others).max() > _NOTHING else None,
         "unembedding": rest.unembedding,
         "logit": _of(reply.logits, text)[-1],
     }
-    table({"part": name} | _numbers(names, each) for name, each in parts.items() if each is not None)
+    table({"part": name} | _numbers(names, part) for name, part in parts.items() if part is not None)
 
 
 def _readings(reply: ModelLensReply, part: LensPart) -> Iterator[tuple[LayerLens, LensReading]]:
@@ -111,7 +111,7 @@ def _of(array: NDArray[Any] | None, text: int | None) -> Any:
 
 
 def _best(reply: ModelLensReply, ids: NDArray[Any], count: int) -> str:
-    return "  ".join(readable(reply.name(int(each))) for each in ids[:count])
+    return "  ".join(readable(reply.name(int(token_id))) for token_id in ids[:count])
 
 
 def _numbers(names: list[str], values: NDArray[Any]) -> dict[str, str]:

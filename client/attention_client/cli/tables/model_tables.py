@@ -78,8 +78,8 @@ class _Head:
 
 def described(reply: ModelInfo) -> None:
     """Print the attentions of a model, those that are alike as one, then what they can answer, and the model itself."""
-    alike = [[*layers] for _, layers in groupby(reply.layers, lambda each: each.model_dump(exclude={"layer"}))]
-    names = [str(each[0].layer) + (f"–{each[-1].layer}" if len(each) > 1 else "") for each in alike]
+    alike = [[*layers] for _, layers in groupby(reply.layers, lambda layer: layer.model_dump(exclude={"layer"}))]
+    names = [str(run[0].layer) + (f"–{run[-1].layer}" if len(run) > 1 else "") for run in alike]
     columns = ("kind", "keys", "heads", "kv_heads", "head_dim")
     table(
         {"layers": name} | {column.replace("_", " "): cell(column, getattr(first, column)) for column in columns}
@@ -133,14 +133,15 @@ def predicted(reply: ModelForwardReply) -> None:
 
     table(
         {
-            "text": str(each.text) if isinstance(reply.labels, list) else "",
-            "token": token(each.text, each.position),
+            "text": str(prediction.text) if isinstance(reply.labels, list) else "",
+            "token": token(prediction.text, prediction.position),
             "probability": "  ".join(
-                f"{readable(top.token)} ({top.probability:.3f}{_before(top.unedited_probability)})" for top in each.top
+                f"{readable(top.token)} ({top.probability:.3f}{_before(top.unedited_probability)})"
+                for top in prediction.top
             ),
-            "divergence": "" if each.divergence is None else number(each.divergence),
+            "divergence": "" if prediction.divergence is None else number(prediction.divergence),
         }
-        for each in reply.predictions
+        for prediction in reply.predictions
     )
     table(
         {"layer": str(layer.layer), "tensor": name, "shape": str([*array.shape])}
@@ -155,8 +156,8 @@ def differentiated(reply: ModelGradientsReply) -> None:
     for text, index in _texts(reply):
         values = {name: getattr(reply, name) for name in ("value", "tokens", "baseline")}
         # A choice of one of several texts is one number.
-        own = {name: each if text is None or each is None else each[min(text, len(each) - 1)]
-               for name, each in values.items()}  # fmt: skip
+        own = {name: value if text is None or value is None else value[min(text, len(value) - 1)]
+               for name, value in values.items()}  # fmt: skip
         names = reply.token_names
         token = None if names is None else names[min(text or 0, len(names) - 1)]
         fields = {"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])}
@@ -171,8 +172,8 @@ def differentiated(reply: ModelGradientsReply) -> None:
         table(
             {"layer": str(layer.layer)}
             | {
-                head_name(None, at): number_of(each)
-                for at, each in enumerate(layer.heads if text is None else layer.heads[text])
+                head_name(None, at): number_of(gradient)
+                for at, gradient in enumerate(layer.heads if text is None else layer.heads[text])
             }
             for layer in reply.layers
             if layer.heads is not None
@@ -230,7 +231,7 @@ def model_ran(run: ModelRan) -> None:
     """Print one line on what ran."""
     weights = "" if run.weights == run.dtype else f", {run.weights}"
     loaded = f", loaded in {run.load_ms / 1000:.3g} s" if run.load_ms else ""
-    kernels = "".join(f", {each}" for each in run.kernels)
+    kernels = "".join(f", {kernel}" for kernel in run.kernels)
     print_out(
         f"{run.model} ({run.architecture}) on {run.device} in {run.dtype}{weights}: {run.compute_ms:.3g} ms "
         f"(queued {run.queue_ms:.3g}){loaded}{kernels}",
@@ -257,7 +258,7 @@ def _texts(reply: ModelReply) -> Iterator[tuple[int | None, int]]:
 
 def _names(reply: ModelWeightsReply, layer: LayerWeights, text: int) -> tuple[list[str], list[str]]:
     """Return the names of a layer's selected queries, and of all its keys."""
-    queries, keys = ([readable(token) for token in each.tokens] for each in reply.tokens_of(layer.layer, text))
+    queries, keys = ([readable(token) for token in side.tokens] for side in reply.tokens_of(layer.layer, text))
     names = reply.request_names.of_tokens(queries, keys)
     return list(names.row_labels or ()), list(names.keys or ())
 
@@ -268,7 +269,7 @@ def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[
         queries, keys = _names(reply, layer, number)
         at_crop = text is None and reply.media_labels_of(layer.layer) is not None
         index = 0 if at_crop else text  # the first crop or sound, where their layers stand beside those of a text
-        every = {name: each if index is None else each[index] for name, each in tensors(layer.statistics).items()}
+        every = {name: array if index is None else array[index] for name, array in tensors(layer.statistics).items()}
         count = len(next(iter(every.values()), ()))
         maps = None if layer.weights is None else layer.weights if index is None else layer.weights[index]
         for at, head in enumerate(reply.request_names.heads or range(count)):
@@ -284,12 +285,12 @@ def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[
 
 def _statistics(every: Mapping[str, NDArray[Any]], keys: Sequence[str], head: int) -> dict[str, str]:
     """The statistics of one head as text; of one by key, the key with the largest number."""
-    found = {name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1}
+    row = {name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1}
     for name in BY_KEY & every.keys():
         numbers = np.where(np.isnan(every[name][head]), -np.inf, every[name][head])
         at = int(numbers.argmax())
-        found[f"{name} most"] = f"{keys[at]} ({number_of(numbers[at])})"
-    return found
+        row[f"{name} most"] = f"{keys[at]} ({number_of(numbers[at])})"
+    return row
 
 
 def _top(top: TopKeys, text: int | None, head: int) -> _Top:

@@ -74,10 +74,10 @@ def _heads(recording: Recording, layer: str | None, head: int | None) -> Iterato
     Raises InvalidRequest if there is none.
     """
     name = f"layers.{layer}" if layer is not None and layer.isdecimal() else layer
-    with_weights = [each for each in recording.attentions if f"{each.name}.weights" in recording.tensors]
-    attentions = [each for each in with_weights if name in {None, each.name}]
+    with_weights = [attention for attention in recording.attentions if f"{attention.name}.weights" in recording.tensors]
+    attentions = [attention for attention in with_weights if name in {None, attention.name}]
     if not attentions:
-        known = ", ".join(each.name for each in recording.attentions)
+        known = ", ".join(attention.name for attention in recording.attentions)
         detail = f"no weights of {name or 'any layer'} are recorded; there is {known}"
         raise InvalidRequest.at("layer", detail)
     for attention in attentions:

@@ -120,7 +120,7 @@ def _fields(reply: WireModel, prefix: str = "") -> None:
         elif (part := _part(value, reply, f"{prefix}{name}.")) is not None:
             parts[name] = part
         elif held := tensors(value):
-            arrays |= {f"{prefix}{name}.{each}": array for each, array in held.items()}
+            arrays |= {f"{prefix}{name}.{tap}": array for tap, array in held.items()}
         else:
             scalars[name] = value
     if not arrays and not parts:
@@ -138,7 +138,7 @@ def _part(value: Any, reply: WireModel, prefix: str) -> Callable[[], None] | Non
     """Return the function that prints a field with a table of its own; None for any other field."""
     if type(value) in _AXES:
         return partial(_indexed, value, reply)
-    if isinstance(value, WireModel) and any(type(each) in _AXES for _, each in value):
+    if isinstance(value, WireModel) and any(type(part_value) in _AXES for _, part_value in value):
         return partial(_fields, value, prefix)
     items = [*value.values()] if isinstance(value, Mapping) else value
     if not (isinstance(items, list) and items and isinstance(items[0], WireModel)):
@@ -154,13 +154,13 @@ def _tensor_row(name: str, array: NDArray[Any]) -> dict[str, str]:
     row = {"tensor": name, "shape": str([*array.shape]), "dtype": dtype_name(array)}
     if finite.size:
         statistics = {"mean": finite.mean(), "std": finite.std(), "min": finite.min(), "max": finite.max()}
-        row |= {name: number(each) for name, each in (statistics | {"norm": np.linalg.norm(finite)}).items()}
+        row |= {name: number(statistic) for name, statistic in (statistics | {"norm": np.linalg.norm(finite)}).items()}
     return row
 
 
 def _indexed(part: WireModel, reply: WireModel) -> None:
     """Print a row for each index of a part's tensors, and the rest of it."""
-    columns = {name: each for name, each in part if isinstance(each, np.ndarray)}
+    columns = {name: column for name, column in part if isinstance(column, np.ndarray)}
     if isinstance(part, weights.HeadStatistics):
         columns = {
             f"largest {name}" if name in weights.BY_KEY else name: _of_heads(name, x) for name, x in columns.items()
@@ -175,7 +175,7 @@ def _indexed(part: WireModel, reply: WireModel) -> None:
     elif isinstance(reply, circuits.CircuitsReply):
         axes["head"] = reply.heads
     by_index(axes, columns)
-    line({name: each for name, each in part if not isinstance(each, np.ndarray | Mapping)})
+    line({name: value for name, value in part if not isinstance(value, np.ndarray | Mapping)})
 
 
 def _of_heads(name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -214,13 +214,13 @@ def _values(reply: Parameter) -> None:
 
 def _recorded(reply: RecordingStatistics) -> None:
     table(
-        {"layer": each.name, "head": head}
+        {"layer": attention.name, "head": head}
         | {
             f"largest {name}" if name in weights.BY_KEY else name.replace("_", " "): number(_of_heads(name, x)[at])
-            for name, x in tensors(each.statistics).items()
+            for name, x in tensors(attention.statistics).items()
         }
-        for each in reply.attentions
-        for at, head in enumerate(each.heads)
+        for attention in reply.attentions
+        for at, head in enumerate(attention.heads)
     )
 
 
@@ -237,7 +237,7 @@ def _similar(reply: SimilarityReply) -> None:
     same = rows == columns and np.allclose(reply.values, reply.values.T, equal_nan=True)
     if isinstance(reply, RecordingSimilarity):
         rows, columns = (
-            [f"{part.layer} {part.head or ''}".rstrip() for part in each] for each in (reply.rows, reply.columns)
+            [f"{part.layer} {part.head or ''}".rstrip() for part in side] for side in (reply.rows, reply.columns)
         )
         same = reply.id == reply.with_
     table(
@@ -259,7 +259,7 @@ def _traced(reply: RolloutReply) -> None:
     tokens = recorded.tokens if recorded else reply.request_names.keys
     named = [f"{at} {tokens[at]}" if tokens else str(at) for at in range(reply.values.shape[1])]
     numbered = recorded is not None or tokens is None
-    traced = [named[int(each)] if numbered else each for each in reply.request_names.queries or ()] or named
+    traced = [named[int(query)] if numbered else query for query in reply.request_names.queries or ()] or named
     table({"token": query, "comes from": _nearest(row, named)} for query, row in zip(traced, reply.values, strict=True))
     if recorded:
         line({"layers": recorded.layers})
@@ -280,11 +280,11 @@ def _costs(reply: complexity.ComplexityReply) -> None:
         columns=_COLUMNS[complexity.Cost],
     )
     for one, named in zip(series, of, strict=True):
-        line(named | {name: each for name, each in one.growth if name != "letters"})
+        line(named | {name: growth for name, growth in one.growth if name != "letters"})
         line(named | {"per": "token"} | dict(one.costs[-1].per_token))
     line({"letters": {letter: meaning for one in series for letter, meaning in one.growth.letters.items()}})
-    limits = [(one, named, name, each) for one, named in zip(series, of, strict=True) for name, each in one.limits]
-    limits = [each for each in limits if isinstance(each[-1], Fits)]
+    limits = [(one, named, name, limit) for one, named in zip(series, of, strict=True) for name, limit in one.limits]
+    limits = [limit for limit in limits if isinstance(limit[-1], Fits)]
     records(
         [fits for *_, fits in limits],
         [

@@ -58,11 +58,11 @@ def by_index(
     ``axes`` with the names of their indices, None to count from 0. A leading dimension that the tensors lack is one.
     ``largest`` is a column: its largest number of each first index comes first, and no row has none of it.
     """
-    arrays = {name: np.asarray(each) for name, each in columns.items() if each is not None}
+    arrays = {name: np.asarray(column) for name, column in columns.items() if column is not None}
     if not arrays:
         return
-    missing = len(axes) - min(each.ndim for each in arrays.values())
-    arrays = {name: each[(None,) * missing] for name, each in arrays.items() if each.ndim + missing <= len(axes) + 1}
+    missing = len(axes) - min(array.ndim for array in arrays.values())
+    arrays = {name: array[(None,) * missing] for name, array in arrays.items() if array.ndim + missing <= len(axes) + 1}
     places = [*np.ndindex(*next(iter(arrays.values())).shape[: len(axes)])]
     if largest is not None:
         places = [at for at in places if not np.isnan(arrays[largest][at])]
@@ -72,7 +72,7 @@ def by_index(
             axis: cell("", at if labels is None else labels[at])
             for at, (axis, labels) in zip(place, axes.items(), strict=True)
         }
-        | {name.replace("_", " "): cell(name, each[place]) for name, each in arrays.items()}
+        | {name.replace("_", " "): cell(name, array[place]) for name, array in arrays.items()}
         for place in places
     )
 
@@ -82,7 +82,7 @@ def records(items: Sequence[Any], before: Sequence[Mapping[str, str]] = (), colu
 
     ``columns``: the fields to print, by their dotted names, each with another heading behind ``=`` if it needs one.
     """
-    chosen = dict(each.partition("=")[::2] for each in columns.split())
+    chosen = dict(pair.partition("=")[::2] for pair in columns.split())
     rows = [{name: _part(item, name) for name in chosen} if chosen else flat(item) for item in items]
     names = [*dict.fromkeys(name for row in rows for name in row)]
     last = [name.rpartition(".")[2] for name in names]
@@ -90,7 +90,7 @@ def records(items: Sequence[Any], before: Sequence[Mapping[str, str]] = (), colu
         name: chosen.get(name) or (end if last.count(end) == 1 else name) for name, end in zip(names, last, strict=True)
     }
     table(
-        {**first, **{_spaced(heading[name]): cell(name, each) for name, each in row.items()}}
+        {**first, **{_spaced(heading[name]): cell(name, value) for name, value in row.items()}}
         for first, row in zip(before or [{}] * len(rows), rows, strict=True)
     )
 
@@ -99,20 +99,20 @@ def facts(reply: WireModel, shown: frozenset[str] = frozenset()) -> None:
     """Print every field that is set, nested ones by their dotted name; not those that were shown before."""
     values = flat(reply.model_dump(by_alias=True, exclude_none=True, exclude={*shown}))
     words = {
-        name: ", ".join(each) if isinstance(each, list) and all(isinstance(item, str) for item in each) else each
-        for name, each in values.items()
+        name: ", ".join(value) if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
+        for name, value in values.items()
     }
     table(
-        {"field": name, "value": each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, default=str)}
-        for name, each in words.items()
+        {"field": name, "value": word if isinstance(word, str) else json.dumps(word, ensure_ascii=False, default=str)}
+        for name, word in words.items()
     )
 
 
 def line(values: Mapping[str, Any]) -> None:
     """Print what is set in one line."""
-    cells = {_spaced(name): cell(name, each) for name, each in values.items()}
+    cells = {_spaced(name): cell(name, value) for name, value in values.items()}
     if any(cells.values()):
-        print_out("; ".join(f"{name} {each}" for name, each in cells.items() if each), "dim")
+        print_out("; ".join(f"{name} {shown}" for name, shown in cells.items() if shown), "dim")
 
 
 # ── cells ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,11 +136,11 @@ def cell(name: str, value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
         return _numbers(np.asarray(value), name)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {cell(name, each)}" for key, each in value.items())
+        return ", ".join(f"{key}: {cell(name, member)}" for key, member in value.items())
     if isinstance(value, WireModel):
         return _changed(value)
     if isinstance(value, list | tuple):
-        return str([*value]) if name == "shape" else ", ".join(cell(name, each) for each in value)
+        return str([*value]) if name == "shape" else ", ".join(cell(name, member) for member in value)
     return _scalar(name, value)
 
 
@@ -148,7 +148,7 @@ def _numbers(value: NDArray[Any], name: str) -> str:
     if not value.ndim:
         return _scalar(name, value.item())
     more = " …" if value.size > _MAX_NUMBERS else ""
-    return "  ".join(_scalar(name, each.item()) for each in value.flat[:_MAX_NUMBERS]) + more
+    return "  ".join(_scalar(name, element.item()) for element in value.flat[:_MAX_NUMBERS]) + more
 
 
 def _scalar(name: str, value: Any) -> str:
@@ -200,7 +200,7 @@ def _part(value: Any, path: str) -> Any:
     """Return a part of a model, of a mapping, or of each model of a list; None if there is none."""
     for name in path.split("."):
         if isinstance(value, list):
-            value = [getattr(each, name) for each in value]
+            value = [getattr(item, name) for item in value]
         else:
             value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value

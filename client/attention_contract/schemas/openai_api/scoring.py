@@ -49,7 +49,7 @@ class ScoreRequest(ScoringRequest):
     @model_validator(mode="after")
     def _pairs(self) -> "ScoreRequest":
         for name, other_name in (("text_1", "queries"), ("text_2", "documents")):
-            given = [each for each in (name, other_name) if getattr(self, each) is not None]
+            given = [field for field in (name, other_name) if getattr(self, field) is not None]
             if len(given) != 1:
                 raise at_fault(other_name if given else name, f"expected one of {name} and {other_name}")
         count, other = len(self.first), len(self.second)

@@ -29,7 +29,10 @@ def checked_settings(kind: type[SettingsT], arguments: Sequence[str] | None) -> 
     try:
         settings = CliApp.run(kind, cli_args=list(sys.argv[1:] if arguments is None else arguments))
     except ValidationError as fault:
-        _tell(f"{_named('_'.join(map(str, each['loc'])))}: {each['msg']}" for each in fault.errors(include_url=False))
+        _tell(
+            f"{_named('_'.join(map(str, problem['loc'])))}: {problem['msg']}"
+            for problem in fault.errors(include_url=False)
+        )
         return None
     return None if _tell(_faults(settings)) else settings
 

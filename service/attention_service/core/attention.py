@@ -64,7 +64,7 @@ def attend(
         whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}
     if problem.global_qkv is not None and not by_stages and (apart := global_rows(problem, EVERYTHING)) is not None:
         chosen = blocks(problem, Selection(queries=apart.rows))
-        far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
+        far = torch.cat([dict(stages(problem, {"context"}, selection=selected))["context"] for selected in chosen], 2)
         whole = {"context": whole["context"].index_copy(2, constant(apart.rows, far.device), far)}
     if not taps:
         return Attended(whole["context"], {})

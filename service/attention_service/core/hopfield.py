@@ -76,12 +76,12 @@ class Retrieved:
     @classmethod
     def empty(cls, states: Tensor, patterns: int, limit: int, *, association: bool) -> "Retrieved":
         """Allocate the results of at most ``limit`` updates."""
-        each = states.shape[:-1]
-        steps, pattern = torch.zeros(2, *each, dtype=torch.int64, device=states.device)
-        change, weight, similarity, distance, mixed = states.new_empty(5, *each)
+        shape = states.shape[:-1]
+        steps, pattern = torch.zeros(2, *shape, dtype=torch.int64, device=states.device)
+        change, weight, similarity, distance, mixed = states.new_empty(5, *shape)
         return cls(
             states=states.new_empty(states.shape),
-            energy=states.new_empty(*each, limit + 1),
+            energy=states.new_empty(*shape, limit + 1),
             steps=steps,
             change=change,
             pattern=pattern,
@@ -89,7 +89,7 @@ class Retrieved:
             similarity=similarity,
             distance=distance,
             mixed=mixed,
-            association=states.new_empty(*each, patterns) if association else None,
+            association=states.new_empty(*shape, patterns) if association else None,
         )
 
     def part(self, rows: slice) -> "Retrieved":

@@ -87,12 +87,12 @@ def with_nan_rows(context: Tensor, where: Tensor) -> Tensor:
 def affected_queries(nonfinite: Tensor, problem: Problem) -> Tensor:
     """Find the queries that may look at one of these keys: bool ``[B, H, Q, 1]``."""
     heads = problem.q.shape[1]
-    each = _by_query_head(nonfinite, heads)
+    touched = _by_query_head(nonfinite, heads)
     rows = []
     for block in blocks(problem, Selection()):
         checkpoint()
         seen = visibility(problem, block)
-        may = each if seen.allowed is None else each & seen.allowed
+        may = touched if seen.allowed is None else touched & seen.allowed
         may = may if seen.bias is None else may & (seen.bias != -torch.inf)
         count = problem.q.shape[2] if block.queries is None else len(block.queries)
         rows.append(may.any(-1, keepdim=True).expand(problem.q.shape[0], heads, count, 1))

@@ -86,8 +86,8 @@ class CircuitWork:
     @property
     def _decompositions(self) -> Iterator[int]:
         for part, (left, right, width) in self.factors.items():
-            each = 4 * (left + right) * width**2 + 21 * width**3 if self.vectors else _values_of(left, right, width)
-            yield self.heads * (each + 10 * width**3 * (part == "ov"))
+            products = 4 * (left + right) * width**2 + 21 * width**3 if self.vectors else _values_of(left, right, width)
+            yield self.heads * (products + 10 * width**3 * (part == "ov"))
         for count, rows, columns in self.matrices:
             yield count * spectrum_flops(rows, columns)
         if self.later is not None:
@@ -102,12 +102,12 @@ class CircuitWork:
         if self.later is not None:
             written = self.sizes.value_dim
             for left, _, width in self.readers:
-                each = (
+                product = (
                     2 * width * self.sizes.d_model * written
                     + 2 * min(left, width) * width * written
                     + 2 * width * written**2
                 )
-                yield self.heads * self.later.heads * each
+                yield self.heads * self.later.heads * product
 
 
 def parameter_matrices(sizes: Sizes) -> list[tuple[int, int, int]]:

@@ -49,8 +49,8 @@ class Called:
         self.queries, keys = self.q.shape[length], self.k.shape[length]
         self.heads = self.q.shape[3 - length]
         self.length = length
-        each = band(self.queries, keys, _argument(args, at), options).pairs(self.queries, keys)
-        self.pairs = self.q.shape[0] * self.heads * each
+        pairs = band(self.queries, keys, _argument(args, at), options).pairs(self.queries, keys)
+        self.pairs = self.q.shape[0] * self.heads * pairs
         """Pairs whose weights it computes."""
 
     @property

@@ -106,17 +106,17 @@ def tap_flops(x: SizedAttention, taps: Collection[str], kernel: str) -> int:
         return 0
     last = max(_ORDER.index(tap) for tap in missing)
     score = score_cost(x)
-    each = score.pair_products + score.pair_flops
+    pair = score.pair_products + score.pair_flops
     if last >= 1 and x.spec.softcap is not None:
-        each += 3
+        pair += 3
     if last >= 2:
-        each += (mask_elements(x) > 0) + position_cost(x).pair
+        pair += (mask_elements(x) > 0) + position_cost(x).pair
     if last >= 3:
-        each += (x.spec.normalizer.temperature != 1) + normalizer_cost(x).flops - (last == 3)
+        pair += (x.spec.normalizer.temperature != 1) + normalizer_cost(x).flops - (last == 3)
     read_by = x.heads if score.by_query_head else min(x.heads, x.kv_heads)
     tokens = x.heads * x.queries * (score.query_products + score.query_flops)
     tokens += read_by * x.keys * (score.key_products + score.key_flops)
-    return x.batch * (x.heads * x.queries * x.keys * each + tokens)
+    return x.batch * (x.heads * x.queries * x.keys * pair + tokens)
 
 
 def executed_flops(x: SizedAttention, kernel: str) -> int:

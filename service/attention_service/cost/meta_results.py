@@ -89,7 +89,7 @@ def _kept(*args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def _promoted(x: Any, y: Any, **kwargs: Any) -> Tensor | None:
-    return _broadcast([each for each in (x, y) if isinstance(each, Tensor)], torch.result_type(x, y))
+    return _broadcast([operand for operand in (x, y) if isinstance(operand, Tensor)], torch.result_type(x, y))
 
 
 def _divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor | None:
@@ -268,7 +268,7 @@ def _pooled(x: Tensor, window: Sequence[int], step: Sequence[int], *more: object
     """The largest of windows beside each other, one at the end cut short if it must be, and their places."""
     if list(window) != list(step) or more != ([0, 0], [1, 1], True):
         return None
-    shape = *x.shape[:-2], *(-(-size // each) for size, each in zip(x.shape[-2:], window, strict=True))
+    shape = *x.shape[:-2], *(-(-size // window_size) for size, window_size in zip(x.shape[-2:], window, strict=True))
     return _contiguous(shape, x.dtype), _contiguous(shape, torch.int64)
 
 

@@ -62,7 +62,7 @@ class Traffic:
 
     def times(self, factor: float) -> "Traffic":
         """Scale every count."""
-        return Traffic(*(round(factor * each) for each in self.numbers))
+        return Traffic(*(round(factor * number) for number in self.numbers))
 
 
 SectionT = TypeVar("SectionT", bound=Hashable)

@@ -27,12 +27,12 @@ def _fused(args: Sequence[Any], out: Any, threads: int) -> int:
     """A tile of scores and outputs for each thread; in half types a second one, and packed keys and values."""
     q, k = args[:2]
     rows, keys, width = *_tile(q, k), q.shape[-1]
-    each = rows * (keys + width + 2) * max(q.itemsize, 4)
+    thread_bytes = rows * (keys + width + 2) * max(q.itemsize, 4)
     if q.itemsize != 2:
-        return int(threads * each)
-    each += 2 * (rows + 1) * (keys + 1) + 2 * (rows + keys) * (width + 1)
+        return int(threads * thread_bytes)
+    thread_bytes += 2 * (rows + 1) * (keys + 1) + 2 * (rows + keys) * (width + 1)
     packed = 4 * k.shape[:2].numel() * (k.shape[2] + 1) * (width + 1) if _packs_keys(q, k, threads) else 0
-    return int(threads * each + packed)
+    return int(threads * thread_bytes + packed)
 
 
 def _packs_keys(q: Tensor, k: Tensor, threads: int) -> bool:
@@ -48,11 +48,11 @@ def _fused_backward(args: Sequence[Any], out: Any, threads: int) -> int:
     """A tile of scores and one of their gradients for each thread, and a contiguous copy of the gradient."""
     upstream, q, k = args[:3]
     rows, keys = _tile(q, k)
-    each = 2 * rows * keys * max(q.itemsize, 4)
+    thread_bytes = 2 * rows * keys * max(q.itemsize, 4)
     if q.itemsize == 2:
-        each += 4 * rows * keys + 640 * rows + 5248
+        thread_bytes += 4 * rows * keys + 640 * rows + 5248
     copied = 0 if upstream.transpose(1, 2).is_contiguous() else upstream.nbytes
-    return int(threads * each + copied)
+    return int(threads * thread_bytes + copied)
 
 
 def _tile(q: Tensor, k: Tensor) -> tuple[int, int]:
@@ -65,14 +65,14 @@ def _product(second: Tensor, out: Tensor, threads: int) -> int:
     if not _packs(second.dtype):
         return 0
     rows, (inner, columns) = out.shape[-2], second.shape[-2:]
-    each = 2 * _padded(inner) * _padded(columns)
+    thread_bytes = 2 * _padded(inner) * _padded(columns)
     if rows < 256 and columns > 96 and (rows == 1 or second.stride(-1) != 1):  # each thread packs some of the columns
-        each = min(each, (128 if rows == 1 else 64) * _padded(inner) + 200 * rows)
+        thread_bytes = min(thread_bytes, (128 if rows == 1 else 64) * _padded(inner) + 200 * rows)
     else:
-        each = min(each, _PACKED)
+        thread_bytes = min(thread_bytes, _PACKED)
         threads = min(threads, out.numel() // max(rows * columns, 1) * -(-rows // 256))
     waiting = 4 * rows * columns if inner > 1024 and rows > 256 else 0
-    return threads * (each + 8192) + waiting
+    return threads * (thread_bytes + 8192) + waiting
 
 
 def _converted(args: Sequence[Any], out: Tensor, threads: int) -> int:

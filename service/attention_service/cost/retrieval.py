@@ -61,11 +61,11 @@ def retrieval_flops(r: RetrievalSizes) -> int:
 
     Beside the attention, a step finds each state's largest weight, and takes 8·D for β, energy and change.
     """
-    each = r.batch * r.heads * r.states * r.width
+    numbers = r.batch * r.heads * r.states * r.width
     score = SCORES.of(r.spec.score).cost(Widths(r.heads, r.heads, r.width, r.width))
     softmax = NORMALIZERS.of(r.spec.normalizer).cost(r.patterns).flops
-    update = (score.pair_products + score.pair_flops + softmax + 2 * r.width + 1) * r.pairs + 8 * each
-    last = (2 * r.width + _LSE_FLOPS + _ENTROPY_FLOPS) * r.pairs + 12 * each
+    update = (score.pair_products + score.pair_flops + softmax + 2 * r.width + 1) * r.pairs + 8 * numbers
+    last = (2 * r.width + _LSE_FLOPS + _ENTROPY_FLOPS) * r.pairs + 12 * numbers
     ground = 2 * r.batch * r.heads * r.patterns * r.width
     return r.steps * update + last + ground + _projecting_flops(r)
 

@@ -76,7 +76,7 @@ def _head(value: Tensor, parameter: str, head: int, sizes: Sizes) -> Tensor:
     heads_along = {
         f"{role}_proj.{kind}": (0, *(query if role == "q" else stored)) for role in "qkv" for kind in ("weight", "bias")
     } | {"o_proj.weight": (1, *query), "bias_k": (0, *stored), "bias_v": (0, *stored)}
-    by_query_head = {name: each.heads for name, each in sizes.learned.items() if each.heads is not None}
+    by_query_head = {name: role.heads for name, role in sizes.learned.items() if role.heads is not None}
     heads_along |= {name: (dimension, *query) for name, dimension in by_query_head.items()}
     if parameter not in heads_along:
         raise InvalidRequest(

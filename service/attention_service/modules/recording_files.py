@@ -63,14 +63,14 @@ def described(path: Path, size: int, recording: str = "") -> RecordingInfo:
     with open_tensors(path, framework="np") as file:
         tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
         text = (file.metadata() or {}).get(RecordingFile.file_entry)
-    facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))
+    facts = read_facts(text, ((tensor.name, tuple(tensor.shape)) for tensor in tensors))
     stated = {field: getattr(facts, field) for field in RecordingFacts.model_fields}
     return RecordingInfo(**stated, id=recording or path.stem, bytes=size, tensors=tensors)
 
 
 def summary(info: RecordingInfo) -> RecordingSummary:
     """A recording in a list, without its tensors."""
-    places = [place for each in info.tensors if (place := place_of(each.name)) is not None]
+    places = [place for tensor in info.tensors if (place := place_of(tensor.name)) is not None]
     return RecordingSummary(
         id=info.id,
         model=info.model,
@@ -78,7 +78,7 @@ def summary(info: RecordingInfo) -> RecordingSummary:
         created=info.created,
         tokens={stack: len(labels) for stack, labels in info.tokens.items()},
         layers=len({(place.stack, place.number) for place in places if place.number is not None}),
-        heads=max((len(each.heads) for each in info.attentions), default=0),
+        heads=max((len(attention.heads) for attention in info.attentions), default=0),
         taps=sorted({place.kind for place in places}),
         bytes=info.bytes,
     )

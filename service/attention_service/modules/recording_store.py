@@ -91,9 +91,12 @@ class RecordingStore:
                 continue
             except (Unreadable, SafetensorError, OSError):
                 damaged.append(path.stem)
-        recordings.sort(key=lambda each: (each.created, each.id), reverse=True)
+        recordings.sort(key=lambda recording: (recording.created, recording.id), reverse=True)
         return RecordingList(
-            recordings=[summary(each) for each in recordings], bytes=total, limit_bytes=self.limit, damaged=damaged
+            recordings=[summary(recording) for recording in recordings],
+            bytes=total,
+            limit_bytes=self.limit,
+            damaged=damaged,
         )
 
     def path(self, recording: str, owner: str | None = None) -> Path:
@@ -268,9 +271,9 @@ def _bytes(path: Path) -> int:
 
 
 def _tensor(info: RecordingInfo, name: str) -> RecordedTensor:
-    tensor = next((each for each in info.tensors if each.name == name), None)
+    tensor = next((tensor for tensor in info.tensors if tensor.name == name), None)
     if tensor is None:
-        names = [each.name for each in info.tensors]
+        names = [stored.name for stored in info.tensors]
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         raise InvalidRequest.at("tensor", f"the recording has no {name[:80]!r}; it has {', '.join(names[:12])}{more}")
     return tensor

@@ -33,10 +33,10 @@ def sync(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents, and wait until they are on the disk. Raises OSError."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for each in reversed(missing):
-        sync(each.parent)
+    for parent in reversed(missing):
+        sync(parent.parent)
 
 
 @contextmanager

@@ -59,7 +59,8 @@ def qk_factors(parameters: Parameters, sizes: Sizes, head: int) -> Factors:
         raise ValueError(f"the score {sizes.spec.score.name} is not bilinear")
     read = head_read_by(head, sizes.heads, sizes.kv_heads)
     query, key = (
-        _rows(parameters[f"{role}_proj.weight"], each, sizes.head_dim).mT for role, each in (("q", head), ("k", read))
+        _rows(parameters[f"{role}_proj.weight"], projected_head, sizes.head_dim).mT
+        for role, projected_head in (("q", head), ("k", read))
     )
     learned = {name: parameters[name][head : head + 1] for name in score.learned(sizes.widths)}
     # The projections of the unit vectors, as queries and keys of one head.

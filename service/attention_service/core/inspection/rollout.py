@@ -29,16 +29,16 @@ def mixed(heads: Iterable[Tensor], combine: Heads, residual: float, discard: flo
     made = torch.empty(0)
     for head, weights in enumerate(heads):
         checkpoint()
-        each = weights.double()
-        least, most = torch.aminmax(each)
+        float64_weights = weights.double()
+        least, most = torch.aminmax(float64_weights)
         if not (least >= 0 and bool(most.isfinite())):
             raise UnfitNumbers("expected weights that are finite and not negative")
         if not head:
-            made = each.clone()
+            made = float64_weights.clone()
         elif combine == "mean":
-            made += each
+            made += float64_weights
         else:
-            made = torch.maximum(made, each) if combine == "max" else torch.minimum(made, each)
+            made = torch.maximum(made, float64_weights) if combine == "max" else torch.minimum(made, float64_weights)
     if discard:
         for rows in torch.split(made, rows_at_once(1, 1, len(made))):
             _leave_out(rows, discard)

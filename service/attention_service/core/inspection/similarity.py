@@ -37,8 +37,8 @@ def divergences(a: HeadReader, b: HeadReader | None) -> Tensor:
     for rows in row_tiles(a.rows, max((*a.widths, *other.widths)) * max(len(a.widths), len(other.widths)), ELEMENTS):
         p = _shares(a.read(range(len(a.widths)), rows))
         q = p if b is None else _shares(b.read(range(len(b.widths)), rows))
-        each = _tile(p, q, same=b is None)
-        sums = each if sums is None else sums + each
+        tile = _tile(p, q, same=b is None)
+        sums = tile if sums is None else sums + tile
     if sums is None:
         return torch.full((len(a.widths), len(other.widths)), torch.nan, dtype=torch.float64)
     total, count = sums
@@ -92,7 +92,7 @@ def linear_cka(a: HeadReader, b: HeadReader | None) -> Tensor:
         squares[i, j] = squares[j, i].mT if mirrored else _alignments(own[i], others[j])
     alignments = torch.cat([torch.cat([squares[i, j] for j in range(len(others))], 1) for i in range(len(own))])
     left = torch.cat([one.norms(squares[i, i] if b is None else None) for i, one in enumerate(own)])
-    right = left if b is None else torch.cat([each.norms() for each in others])
+    right = left if b is None else torch.cat([states.norms() for states in others])
     norms = left[:, None] * right  # ‖Xᵀ X‖ ‖Yᵀ Y‖
     return (alignments / norms.masked_fill(norms == 0, torch.inf)).clamp(max=1)
 
@@ -151,9 +151,11 @@ def _alignments(x: _Centred, y: _Centred) -> Tensor:
     cross: Tensor | None = None
     for rows in x.tiles if sum(x.widths) > sum(y.widths) else y.tiles:
         left = x.read(rows)
-        each = left.mT @ (left if x is y else y.read(rows))
-        cross = each if cross is None else cross.add_(each)
+        cross_product = left.mT @ (left if x is y else y.read(rows))
+        cross = cross_product if cross is None else cross.add_(cross_product)
     if cross is None:
         return torch.zeros(len(x.widths), len(y.widths), dtype=torch.float64)
     rows_of = [part.sum(0) for part in cross.square_().split_with_sizes(list(x.widths))]
-    return torch.stack([torch.stack([each.sum() for each in row.split_with_sizes(list(y.widths))]) for row in rows_of])
+    return torch.stack(
+        [torch.stack([block.sum() for block in row.split_with_sizes(list(y.widths))]) for row in rows_of]
+    )

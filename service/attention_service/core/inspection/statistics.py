@@ -369,14 +369,16 @@ OF_SOME: Final[Mapping[str, RareStatistic]] = {
 }
 """The statistics that some attentions lack, by name. NaN stands for one that is not there. A new one is one entry."""
 EVERY_STATISTIC: Final[Mapping[str, Formula]] = HEAD_STATISTICS | {
-    name: each.formula for name, each in OF_SOME.items() if each.formula is not None
+    name: described.formula for name, described in OF_SOME.items() if described.formula is not None
 }
 """Every statistic that is a mean over queries."""
 
 
 def statistics_of(spec: AttentionSpec) -> frozenset[str]:
     """The statistics of ``OF_SOME`` that an attention of this spec has."""
-    return frozenset(name for name, each in OF_SOME.items() if each.of_spec is not None and each.of_spec(spec))
+    return frozenset(
+        name for name, described in OF_SOME.items() if described.of_spec is not None and described.of_spec(spec)
+    )
 
 
 def absolute_shares(weights: Tensor) -> Tensor:

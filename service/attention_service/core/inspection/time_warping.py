@@ -54,7 +54,7 @@ def warping_path(costs: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray
         path.append((at[0] - 1, at[1] - 1))
         down, across = _MOVES[steps[at]]
         at = at[0] - down, at[1] - across
-    places = np.array([each for each in reversed(path) if min(each) >= 0], np.int64)
+    places = np.array([pair for pair in reversed(path) if min(pair) >= 0], np.int64)
     return places[:, 0], places[:, 1]
 
 

@@ -207,7 +207,9 @@ class QueryTotals:
         single = [name for name in names if name != CLASS_SHARES and name not in SUMMED_STATISTICS]
         self._formulas: dict[str, Formula] = {name: EVERY_STATISTIC[name] for name in single}
         if CLASS_SHARES in names:
-            self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
+            self._formulas |= {
+                CLASS_SHARES + "." + class_name: partial(class_share, name=class_name) for class_name in inputs.classes
+            }
         self._sums = torch.zeros(len(self._formulas), batch, heads, dtype=torch.float64, device=device)
         self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
         self._counted = torch.zeros(batch, queries, dtype=torch.bool, device=device)

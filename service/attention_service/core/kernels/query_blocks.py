@@ -154,9 +154,9 @@ def query_blocks(problem: Problem, cut: Cut, sizes: Extent | None = None) -> Ite
         part = sequences_of(problem, sequences)
         masks = problem.spec.masks if part.sequence_masks is None else part.sequence_masks[0]
         pattern = pattern_of(masks, queries, problem.keys, problem.past) if masks else None
-        for each in PositionLayout(pattern, places[start], queries, problem.keys, real_in_any(part)).blocks(cut):
+        for block in PositionLayout(pattern, places[start], queries, problem.keys, real_in_any(part)).blocks(cut):
             checkpoint()
-            yield QueryBlock(sequences, part, places[start], range(heads), *each)
+            yield QueryBlock(sequences, part, places[start], range(heads), *block)
 
 
 def firsts(problem: Problem) -> list[int]:
@@ -237,7 +237,7 @@ def _few(layout: PositionLayout, cut: Cut) -> list[tuple[range, tuple[Span, ...]
         cut = replace(cut, cell=max(cut.cell, -(-layout.keys // _MOST_IN_A_ROW)))
     else:
         chosen = [*range(len(starts))]
-    each = Fraction(len(starts), len(chosen))
+    share = Fraction(len(starts), len(chosen))
     rows = np.minimum(cut.rows, layout.queries - cut.rows * np.array(chosen))
     kinds = layout.kinds(cut, [starts[index] for index in chosen]) != _NONE
     widths = cut.cell * kinds.sum(1) - (-layout.keys % cut.cell) * kinds[:, -1:].sum(1)
@@ -251,5 +251,5 @@ def _few(layout: PositionLayout, cut: Cut) -> list[tuple[range, tuple[Span, ...]
                 times = Fraction(all_pairs, int(pairs[largest])) if all_pairs else Fraction(len(part))
                 start = starts[chosen[largest]]
                 spans = layout.spans(layout.kinds(cut, [start])[0], cut.cell)
-                largest_blocks.append((range(start, start + int(rows[largest])), spans, times * each))
+                largest_blocks.append((range(start, start + int(rows[largest])), spans, times * share))
     return largest_blocks

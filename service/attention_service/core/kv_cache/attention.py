@@ -73,7 +73,7 @@ def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learn
     taken, others = ([i for i, table in enumerate(tables) if (table is None) == out] for out in (False, True))
     if not taken:
         return _by_products(q, pasts, rules)
-    by_pages, by_products = (to_device(torch.tensor(each), q.device) for each in (taken, others))
+    by_pages, by_products = (to_device(torch.tensor(rows), q.device) for rows in (taken, others))
     contexts = (
         _by_pages(q.index_select(0, by_pages), [table for table in tables if table is not None], rules),
         _by_products(q.index_select(0, by_products), [pasts[i] for i in others], rules),

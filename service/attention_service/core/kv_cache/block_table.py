@@ -65,12 +65,12 @@ class BlockTable:
 
         False if others use its pages too, or if no slab has room.
         """
-        if any((each.slab.users[each.first : each.stop] > 1).any() for each in self.pages):
+        if any((run.slab.users[run.first : run.stop] > 1).any() for run in self.pages):
             return False
         taken = self._pool.take_together(self._kind, -(-(self.tokens + tokens) // self._page))
         if not taken:
             return False
-        slots = [Span(each.slab, each.first * self._page, each.count * self._page) for each in taken]
+        slots = [Span(run.slab, run.first * self._page, run.count * self._page) for run in taken]
         spans, start = first_of(slots, self.tokens), 0
         for span in spans:
             slot = span.start

@@ -50,8 +50,8 @@ def _error(device: torch.device, dtype: torch.dtype) -> float:
         for queries, sequences in ((1, 1), (1, 2), (3, 2)):
             q = random(sequences, _HEADS, queries, _WIDTH)
             by_pages, by_products = (
-                attend_in_place(q, [[SlotRun(each, *run) for run in runs] for runs in places[:sequences]], spec, {})
-                for each in (slab, plain)
+                attend_in_place(q, [[SlotRun(store, *run) for run in runs] for runs in places[:sequences]], spec, {})
+                for store in (slab, plain)
             )
             errors.append((by_pages.float() - by_products.float()).abs().max())
     return float(torch.stack(errors).max())

@@ -157,7 +157,7 @@ class PagePool:
         """
         slabs = self._slabs.setdefault(kind, [])
         gaps = ((length, -index, slab, first) for index, slab in enumerate(slabs) for first, length in slab.gaps())
-        length, _, slab, first = max(gaps, key=lambda each: each[:2], default=(0, 0, None, 0))
+        length, _, slab, first = max(gaps, key=lambda gap: gap[:2], default=(0, 0, None, 0))
         if slab is not None and (
             length >= max(wanted, SHORT_RUN) or not kind.is_mapped or 8 * slab.used < len(slab.users)
         ):

@@ -86,8 +86,8 @@ class Slab:
             return cls._mapped(kind, pages)
         slots, heads, widths = pages * kind.page_tokens, kind.kv_heads, (kind.key_dim, kind.value_dim)
         shapes = [(slots, heads, width) if paged else (heads, slots, width) for width in widths]
-        each = [torch.empty(shape, dtype=kind.dtype, device=kind.device) for shape in shapes]
-        keys, values = (x.transpose(0, 1) for x in each) if paged else each
+        buffers = [torch.empty(shape, dtype=kind.dtype, device=kind.device) for shape in shapes]
+        keys, values = (x.transpose(0, 1) for x in buffers) if paged else buffers
         return cls(kind, keys, values, np.zeros(pages, np.int32), pages, paged)
 
     @classmethod

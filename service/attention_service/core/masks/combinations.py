@@ -43,13 +43,13 @@ class AllOf(_Several):
     @property
     def bounds(self) -> Bounds:
         """Return the tightest bounds; strips end where another pattern bounds the keys beside the diagonal."""
-        each = [pattern.bounds for pattern in self.of]
-        plain = [bounds for bounds in each if not bounds.strips]
+        bounds_of_parts = [pattern.bounds for pattern in self.of]
+        plain = [bounds for bounds in bounds_of_parts if not bounds.strips]
         bounded = any(bounds.left for bounds in plain) and any(bounds.right for bounds in plain)
         return Bounds(
-            any(bounds.left for bounds in each),
-            any(bounds.right for bounds in each),
-            frozenset() if bounded else frozenset().union(*(bounds.strips for bounds in each)),
+            any(bounds.left for bounds in bounds_of_parts),
+            any(bounds.right for bounds in bounds_of_parts),
+            frozenset() if bounded else frozenset().union(*(bounds.strips for bounds in bounds_of_parts)),
         )
 
 
@@ -75,9 +75,9 @@ class AnyOf(_Several):
     @property
     def bounds(self) -> Bounds:
         """Return the loosest bounds."""
-        each = [pattern.bounds for pattern in self.of]
+        bounds_of_parts = [pattern.bounds for pattern in self.of]
         return Bounds(
-            all(bounds.left for bounds in each),
-            all(bounds.right for bounds in each),
-            frozenset().union(*(bounds.strips for bounds in each)),
+            all(bounds.left for bounds in bounds_of_parts),
+            all(bounds.right for bounds in bounds_of_parts),
+            frozenset().union(*(bounds.strips for bounds in bounds_of_parts)),
         )

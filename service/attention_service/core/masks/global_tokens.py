@@ -28,5 +28,5 @@ def _added(mask: Mask, positions: Sequence[int]) -> Mask:
     if isinstance(mask, GlobalTokens):
         return mask.model_copy(update={"positions": sorted({*mask.positions, *positions})})
     if isinstance(mask, AnyOf | AllOf):
-        return mask.model_copy(update={"of": [_added(each, positions) for each in mask.of]})
+        return mask.model_copy(update={"of": [_added(part, positions) for part in mask.of]})
     return mask

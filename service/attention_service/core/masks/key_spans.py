@@ -23,7 +23,7 @@ def pick_spans(x: Tensor, dim: int, spans: Sequence[Span]) -> Tensor:
         ordered = x.permute(order)
         if ordered.is_contiguous():  # of any other tensor, ``index_select`` makes a copy
             picked = ordered.index_select(order.index(dim), to_device(_indices(joined), x.device))
-            return picked.permute([order.index(each) for each in range(x.ndim)])
+            return picked.permute([order.index(axis) for axis in range(x.ndim)])
     return torch.cat([x.narrow(dim, span.start, len(span)) for span in joined or [range(0)]], dim)
 
 
@@ -58,8 +58,8 @@ def places(spans: Sequence[Span], device: torch.device) -> Tensor:
     joined = join(spans) or [range(0)]
     if len(joined) > MANY:
         return to_device(_indices(joined), device)
-    return torch.cat([torch.arange(each.start, each.stop, device=device) for each in joined])
+    return torch.cat([torch.arange(span.start, span.stop, device=device) for span in joined])
 
 
 def _indices(joined: Sequence[range]) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.arange(each.start, each.stop) for each in joined]))
+    return torch.from_numpy(np.concatenate([np.arange(span.start, span.stop) for span in joined]))

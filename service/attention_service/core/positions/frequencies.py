@@ -87,6 +87,6 @@ def _yarn(scaling: options.YarnScaling, theta: float, plain: Tensor) -> Tensor:
 def _long(scaling: options.LongRopeScaling, plain: Tensor, reach: Tensor) -> Tensor:
     """Choose the long factors beyond the original length. Source: Ding et al. 2024, section 3."""
     short, long = (
-        plain / constant(each, plain.device, plain.dtype) for each in (scaling.short_factor, scaling.long_factor)
+        plain / constant(factors, plain.device, plain.dtype) for factors in (scaling.short_factor, scaling.long_factor)
     )
     return torch.where(reach > scaling.original_max_position_embeddings, long, short)[:, None]  # [1 or B, 1, dim/2]

@@ -66,9 +66,9 @@ def _cuts(a: Tensor, c: Tensor) -> tuple[Cuts, Cuts]:
 
     Meta tensors without a graph get the first two blocks and the last alone, since equal blocks need equal memory.
     """
-    each = max(1, a.shape[0] * a.shape[1] * a.shape[3])
-    columns = max(1, min(c.shape[2], BLOCK // each))
-    rows = max(1, BLOCK // (each * columns))
+    row = max(1, a.shape[0] * a.shape[1] * a.shape[3])
+    columns = max(1, min(c.shape[2], BLOCK // row))
+    rows = max(1, BLOCK // (row * columns))
     cuts = []
     for length, step in ((a.shape[2] if c.shape[2] else 0, rows), (c.shape[2], columns)):
         starts = range(0, length, step)

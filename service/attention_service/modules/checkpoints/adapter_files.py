@@ -137,7 +137,7 @@ class AdapterFiles:
             raise InvalidCheckpoint.at("adapter", f"{ADAPTER_CONFIG} of {folder.name} {why}") from why
         seen = [file.stat() for file in places.values() if file.is_file()]
         size = seen[-1].st_size if len(seen) > 1 else 0
-        return cls(folder, root, config, size, max(each.st_mtime_ns for each in seen))
+        return cls(folder, root, config, size, max(file_status.st_mtime_ns for file_status in seen))
 
     @property
     def base(self) -> str | None:
@@ -214,7 +214,11 @@ class AdapterFiles:
         changes, tensors = self.changes(), dict(stored)
         for name, value in stored.items():
             path, _, parameter = name.rpartition(".")
-            alike = [each for each in changes if f".{path}".endswith(f".{each}") or f".{each}".endswith(f".{path}")]
+            alike = [
+                renamed
+                for renamed in changes
+                if f".{path}".endswith(f".{renamed}") or f".{renamed}".endswith(f".{path}")
+            ]
             if alike:
                 tensors[name] = self._merged(alike[0], changes[alike[0]], parameter, value)
         if all(tensors[name] is value for name, value in stored.items()):

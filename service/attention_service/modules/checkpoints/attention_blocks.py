@@ -109,9 +109,9 @@ def check_quantization(block: CheckpointBlock, checkpoint: Checkpoint) -> None:
         return
     entries = stated if isinstance(stated, dict) else {}
     lists = [entries[name] for name in _SPARED if isinstance(entries.get(name), list)]
-    spared = [each for names in lists for each in names if isinstance(each, str)]
+    spared = [name for names in lists for name in names if isinstance(name, str)]
     place = block.prefix.rstrip(".")
-    if any(fnmatchcase(place, f"*{each}*") for each in spared):
+    if any(fnmatchcase(place, f"*{spared_name}*") for spared_name in spared):
         return
     form = form_of(entries)
     raise InvalidCheckpoint(

@@ -63,7 +63,7 @@ def paths(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(top):
         place = Path(folder).relative_to(top)
         below = [] if len(place.parts) >= _DEPTH else sorted(folders)
-        folders[:] = [each for each in below if each[0] != "." and (place.parts or each not in OWN_FOLDERS)]
+        folders[:] = [folder for folder in below if folder[0] != "." and (place.parts or folder not in OWN_FOLDERS)]
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
         ggufs = sorted(file for file in files if file.endswith(GGUF) and not _LATER_PART.search(file))
         others = ADAPTER_CONFIG in files or ("config.json" in files and len(ggufs) < 2) or len(ggufs) == 1
@@ -99,7 +99,7 @@ def described(root: Path, path: str) -> CheckpointReply:
         return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=lack_of_blocks(checkpoint))
     stacks = {block.stack for block in blocks}
     attentions = [_attention(checkpoint, block, several=len(stacks) > 1) for block in blocks]
-    config = next((each.config for each in attentions if each.config is not None), None)
+    config = next((attention.config for attention in attentions if attention.config is not None), None)
     return CheckpointReply(
         path=path,
         family=blocks[0].family.name,

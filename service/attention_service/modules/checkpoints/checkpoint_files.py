@@ -96,7 +96,7 @@ class Checkpoint:
         self.form.check()
         headers = self.stored.headers
         parts = self.form.tensors.values()
-        return 4 * sum(prod(headers[each.names[0]].shape if each.shape is None else each.shape()) for each in parts)
+        return 4 * sum(prod(headers[part.names[0]].shape if part.shape is None else part.shape()) for part in parts)
 
     def header(self, tensor: str) -> StoredHeader:
         """Dtype, by the wire's name, and shape of a tensor. Raises InvalidCheckpoint, also for one that is no float."""

@@ -181,7 +181,9 @@ def _download(
     constants.HF_HUB_DISABLE_XET = True  # its downloads cannot be stopped from Python
     with _faults_of_hub(repository, revision):
         repository_info = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
-    files = [file for file in repository_info.siblings or [] if any(fnmatch(file.rfilename, each) for each in PATTERNS)]
+    files = [
+        file for file in repository_info.siblings or [] if any(fnmatch(file.rfilename, wanted) for wanted in PATTERNS)
+    ]
     for name in (file.rfilename for file in files):
         if Path(name).is_absolute() or not {".", "..", ""}.isdisjoint(name.split("/")) or "\0" in name:
             raise InvalidCheckpoint(

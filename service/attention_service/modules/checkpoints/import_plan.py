@@ -68,12 +68,12 @@ class ImportPlan:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
         try:
             pieces = self._pieces.items()
-            stored = {each.tensor: self._checkpoint.read(each.tensor) for _, each in pieces}
+            stored = {piece.tensor: self._checkpoint.read(piece.tensor) for _, piece in pieces}
             if self._checkpoint.are_packed(stored):
                 stored = {name: value.float() for name, value in stored.items()}  # biases may be of another dtype
             if self._adapter is not None:
                 stored = self._adapter.merged(stored)
-            values = _copied({name: each.cut(stored[each.tensor], self._heads) for name, each in pieces})
+            values = _copied({name: piece.cut(stored[piece.tensor], self._heads) for name, piece in pieces})
             check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
             changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
         except (ShapeMismatch, RuntimeError, IndexError):
@@ -311,7 +311,7 @@ def _config(
         dtypes = ["float32"]
     if len(dtypes) > 1:
         odd = next(
-            pieces[name].tensor for name, each in headers.items() if each.dtype != headers["q_proj.weight"].dtype
+            pieces[name].tensor for name, header in headers.items() if header.dtype != headers["q_proj.weight"].dtype
         )
         raise InvalidCheckpoint(
             f"the layer's tensors differ in dtype: {', '.join(dtypes)}; the first other is {odd}", param="checkpoint"

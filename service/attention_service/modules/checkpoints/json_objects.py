@@ -62,8 +62,8 @@ def _is_deeper(value: Any, levels: int) -> bool:
     """True if there are lists or objects in each other on more levels."""
     layer = [value]
     for _ in range(levels):
-        inner = [each.values() if isinstance(each, dict) else each for each in layer]
-        layer = [each for values in inner for each in values if isinstance(each, dict | list)]
+        inner = [container.values() if isinstance(container, dict) else container for container in layer]
+        layer = [member for values in inner for member in values if isinstance(member, dict | list)]
         if not layer:
             return False
     return True

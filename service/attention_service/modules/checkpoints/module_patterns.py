@@ -98,16 +98,16 @@ class _Name:
     def of(cls, pattern: str) -> "_Name | None":
         """Read a pattern; None for one that is more than a name."""
         marked = pattern.replace(r"\.", "/")
-        if "/" in pattern or not all(each.isalnum() or each in "._-/" for each in marked):
+        if "/" in pattern or not all(character.isalnum() or character in "._-/" for character in marked):
             return None
-        return cls(tuple({".": None, "/": "."}.get(each, each) for each in marked))
+        return cls(tuple({".": None, "/": "."}.get(character, character) for character in marked))
 
     def match(self, path: str, _: int) -> tuple[bool, int]:
         """Return True if a path ends with the name, and the steps that this took."""
         start = len(path) - len(self.characters)
         if start < 0 or (start > 0 and path[start - 1] != "."):
             return False, 1
-        return all(each in (None, path[start + at]) for at, each in enumerate(self.characters)), 1
+        return all(character in (None, path[start + at]) for at, character in enumerate(self.characters)), 1
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class _Program:
             if not reached or len(self.instructions) in reached or steps > allowed:
                 break
             fitting = [
-                each + 1 for each in reached
-                if isinstance(step := self.instructions[each], Character) and step.fits(character)
+                place + 1 for place in reached
+                if isinstance(step := self.instructions[place], Character) and step.fits(character)
             ]  # fmt: skip
             reached = self._reach(fitting, path, at + 1)
             steps += len(reached)
@@ -186,8 +186,8 @@ class _Writer:
             self._write(option)
             ended.append(self._reserve())
         self._instructions[fork] = _Fork(tuple(begun))
-        for each in ended:
-            self._instructions[each] = _Fork((len(self._instructions),))
+        for place in ended:
+            self._instructions[place] = _Fork((len(self._instructions),))
 
     def _write_repeat(self, node: Repeat) -> None:
         for _ in range(node.least):
@@ -202,8 +202,8 @@ class _Writer:
         for _ in range(node.most - node.least):
             forks.append(self._reserve())
             self._write(node.part)
-        for each in forks:
-            self._instructions[each] = _Fork((each + 1, len(self._instructions)))
+        for place in forks:
+            self._instructions[place] = _Fork((place + 1, len(self._instructions)))
 
     def _reserve(self) -> int:
         self._count()

@@ -211,7 +211,7 @@ class _Reader:
         low, comma, high = content.partition(",")
         if (
             not closed
-            or not all(each.isascii() and each.isdecimal() for each in (low, high) if each)
+            or not all(number.isascii() and number.isdecimal() for number in (low, high) if number)
             or not (low or high)
         ):
             raise Unread("has { without a number and }")

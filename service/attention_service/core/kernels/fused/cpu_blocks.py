@@ -88,8 +88,8 @@ def _bands(pattern: Pattern) -> Iterator[Band]:
     if isinstance(pattern, Band):
         yield pattern
     elif isinstance(pattern, AllOf):
-        for each in pattern.of:
-            yield from _bands(each)
+        for part in pattern.of:
+            yield from _bands(part)
 
 
 def attend_in_blocks(problem: Problem, *, with_lse: bool, sizes: Extent | None = None) -> tuple[Tensor, Tensor | None]:
@@ -170,8 +170,8 @@ def _differentiate(block: QueryBlock, mask: Tensor | None, scale: float, kept: T
     of_q, of_k, of_v = into
     gradients = cpu_flash.differentiate(gradient, _part(block), context, sums, mask, scale, causal=False)
     of_q.copy_(gradients[0])
-    for total, each in zip((of_k, of_v), gradients[1:], strict=True):
-        add_to_spans(total, 2, block.all_keys, by_kv_head(each, total.shape[1]))
+    for total, of_kind in zip((of_k, of_v), gradients[1:], strict=True):
+        add_to_spans(total, 2, block.all_keys, by_kv_head(of_kind, total.shape[1]))
 
 
 def _blocks(problem: Problem, sizes: Extent | None) -> Iterator[tuple[QueryBlock, Tensor | None]]:
@@ -188,7 +188,7 @@ def _blocks(problem: Problem, sizes: Extent | None) -> Iterator[tuple[QueryBlock
         parts = [block.queries[at : at + rows] for at in range(0, len(block.queries), rows)]
         for queries in some_of(problem.q, parts):
             part = replace(block, queries=queries)
-            spans = tuple((each.start - queries.start, len(each), each.masked) for each in block.keys)
+            spans = tuple((span.start - queries.start, len(span), span.masked) for span in block.keys)
             if not moving or before != (before := (block.first, len(queries), spans)):
                 mask = _mask(part)
             yield part, mask

@@ -99,20 +99,24 @@ class Part(NamedTuple):
         """
         if self.shape is not None:
             return StoredHeader("float32", tuple(self.shape()))
-        stored = [headers[each] for each in self.names]
-        for each, header in zip(self.names, stored, strict=True):
+        stored = [headers[stored_name] for stored_name in self.names]
+        for stored_name, header in zip(self.names, stored, strict=True):
             if header.dtype not in DTYPES:
                 raise InvalidCheckpoint(
-                    f"{each} has dtype {header.dtype}; expected one of {', '.join(DTYPES)}", param="checkpoint"
+                    f"{stored_name} has dtype {header.dtype}; expected one of {', '.join(DTYPES)}", param="checkpoint"
                 )
         dtype = DTYPES[stored[0].dtype]
         if self.make is None:
             return StoredHeader(dtype, stored[0].shape)
-        values = (torch.empty(each.shape, dtype=TORCH_DTYPES[DTYPES[each.dtype]], device="meta") for each in stored)
+        values = (
+            torch.empty(header.shape, dtype=TORCH_DTYPES[DTYPES[header.dtype]], device="meta") for header in stored
+        )
         try:
             return StoredHeader(dtype, tuple(self.make(*values).shape))
         except (RuntimeError, ValueError, IndexError, TypeError) as fault:
-            shapes = " and ".join(f"{each} of shape {[*headers[each].shape]}" for each in self.names)
+            shapes = " and ".join(
+                f"{stored_name} of shape {[*headers[stored_name].shape]}" for stored_name in self.names
+            )
             raise InvalidCheckpoint.at("checkpoint", f"{name} cannot be made of {shapes}") from fault
 
 

@@ -93,8 +93,10 @@ def _directions(file: Path) -> dict[int, NDArray[np.float32]]:
     stored = gguf.GGUFReader(file).tensors
     # Copied: the file, which is mapped, is removed.
     return {
-        int(each.name.partition(".")[2]): np.array(gguf.dequantize(each.data, each.tensor_type), np.float32).reshape(-1)
-        for each in stored
+        int(tensor.name.partition(".")[2]): np.array(
+            gguf.dequantize(tensor.data, tensor.tensor_type), np.float32
+        ).reshape(-1)
+        for tensor in stored
     }
 
 

@@ -69,7 +69,7 @@ class GgufEntries:
         """An entry that is a whole number above zero for each layer: one for all, or an array with one for each."""
         value = self.take(name)
         numbers = value if isinstance(value, list) else [value] * layers
-        if len(numbers) != layers or not all(type(each) is int and each > 0 for each in numbers):
+        if len(numbers) != layers or not all(type(number) is int and number > 0 for number in numbers):
             raise UnreadableGguf(
                 f"its {self._named(name)} is {str(value)[:80]}; expected a whole number above zero, or one for each of "
                 f"its {layers} layers"

@@ -298,7 +298,7 @@ def _newer(kind: str, name: str, *read: str) -> Build:
         interval = entries.count("full_attention_interval", 4)
         if isinstance(recurrent, list) and kind.startswith("qwen3_5"):
             layers = entries.layers() - entries.count("nextn_predict_layers", 0, least=0)
-            if [bool(each) for each in recurrent[:layers]] != [(1 + i) % interval != 0 for i in range(layers)]:
+            if [bool(flag) for flag in recurrent[:layers]] != [(1 + i) % interval != 0 for i in range(layers)]:
                 raise UnreadableGguf("its recurrent_layers are others than full_attention_interval says")
         for required in ("attention.head_count", "embedding_length"):
             entries.count(required)

@@ -182,10 +182,10 @@ class _Reader:
         alignment = metadata.get("general.alignment")
         begin = self.file.tell()
         begin += -begin % (alignment if isinstance(alignment, int) and alignment > 0 else _ALIGNMENT)
-        for each in tensor_headers:
-            each.check(self.size - begin)
+        for header in tensor_headers:
+            header.check(self.size - begin)
         return GgufHeader(
-            metadata, _once("tensor", ((each.name, (each.type.name, each.shape)) for each in tensor_headers))
+            metadata, _once("tensor", ((header.name, (header.type.name, header.shape)) for header in tensor_headers))
         )
 
     def taken(self, count: int) -> bytes:

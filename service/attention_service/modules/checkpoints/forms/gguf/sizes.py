@@ -88,8 +88,8 @@ def layer_types(entries: GgufEntries, layers: int, period: int) -> list[str]:
     if isinstance(pattern, list):
         if len(pattern) < layers:
             raise UnreadableGguf(f"its sliding_window_pattern has {len(pattern)} entries for {layers} layers")
-        windows = [bool(each) for each in pattern[:layers]]
+        windows = [bool(flag) for flag in pattern[:layers]]
     else:
         every = entries.count("attention.sliding_window_pattern", period)
-        windows = [each % every < every - 1 for each in range(layers)]
-    return ["sliding_attention" if each else "full_attention" for each in windows]
+        windows = [layer % every < every - 1 for layer in range(layers)]
+    return ["sliding_attention" if windowed else "full_attention" for windowed in windows]

@@ -100,10 +100,10 @@ def _nf4() -> QuantizedForm:
         if len(table.values) != 16:
             raise unlike(table.name, table.values.shape, stored.shape)
         count = math.prod(state.shape)
-        each = scales.repeat_interleave(min(state.block, count))[:count]
-        if len(each) != count or not len(levels) - 2 < count <= len(levels):
+        scale = scales.repeat_interleave(min(state.block, count))[:count]
+        if len(scale) != count or not len(levels) - 2 < count <= len(levels):
             raise unlike(absmax.name, absmax.values.shape, state.shape)
-        return (table.values.float()[levels[:count]] * each).view(state.shape)
+        return (table.values.float()[levels[:count]] * scale).view(state.shape)
 
     def size(prefix: str, headers: Headers, read: Read) -> Sequence[int]:
         shape = _QuantState.read(prefix, read).shape

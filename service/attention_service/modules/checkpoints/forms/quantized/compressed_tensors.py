@@ -64,7 +64,7 @@ def _plain(entries: Sequence[Mapping[str, Any]], numbers: set[str], *, zeros: bo
         zero = optional(read, f"{prefix}weight_zero_point")
         return scaled(read(f"{prefix}weight").float(), named(read, f"{prefix}weight_scale"), zero, block)
 
-    stored = frozenset[str]().union(*(_BYTES[each] for each in numbers))
+    stored = frozenset[str]().union(*(_BYTES[number] for number in numbers))
     parts = (
         StoredPart("weight", stored),
         StoredPart("weight_scale", SCALES, ANY_RANK),

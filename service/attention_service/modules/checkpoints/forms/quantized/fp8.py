@@ -21,7 +21,7 @@ from attention_service.modules.checkpoints.forms.quantized.quantized_form import
 def fp8(stated: Mapping[str, Any]) -> QuantizedForm | str:
     """The form that a ``quantization_config`` states, or the reason for which it is not read."""
     block = stated.get("weight_block_size")
-    if block is not None and not (isinstance(block, list) and len(block) == 2 and all(is_size(each) for each in block)):
+    if block is not None and not (isinstance(block, list) and len(block) == 2 and all(is_size(size) for size in block)):
         return f"its weight_block_size is {str(block)[:40]}; expected two sizes"
 
     def unpack(prefix: str, read: Read) -> Tensor:

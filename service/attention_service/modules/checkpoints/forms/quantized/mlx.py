@@ -23,7 +23,7 @@ def mlx(stated: Mapping[str, Any]) -> QuantizedForm | str:
 
     Layers may have entries of their own, by their names.
     """
-    entries = [stated, *(each for each in stated.values() if isinstance(each, Mapping))]
+    entries = [stated, *(settings for settings in stated.values() if isinstance(settings, Mapping))]
     for entry in entries:
         bits, group, mode = (entry.get(name, stated.get(name)) for name in ("bits", "group_size", "mode"))
         if type(bits) is not int or bits not in _BITS or not is_size(group) or (mode is not None and mode != "affine"):

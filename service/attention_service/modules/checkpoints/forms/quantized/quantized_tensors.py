@@ -126,9 +126,9 @@ def _refusal(stated: Any, reason: str) -> str | None:
 def _spared_by_expression(stated: Mapping[str, Any]) -> str | None:
     """The reason for which a config is refused that transformers matches by expressions, which may never end."""
     spared = stated.get("modules_to_not_convert") or []
-    if not isinstance(spared, list) or not all(isinstance(each, str) for each in spared):
+    if not isinstance(spared, list) or not all(isinstance(expression, str) for expression in spared):
         return "modules_to_not_convert of its quantization_config is no list of names"
-    odd = next((each for each in spared if _SPARED.fullmatch(each) is None), None)
+    odd = next((expression for expression in spared if _SPARED.fullmatch(expression) is None), None)
     if odd is None:
         return None
     return (

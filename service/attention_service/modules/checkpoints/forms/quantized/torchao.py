@@ -36,7 +36,7 @@ def torchao(stated: Mapping[str, Any]) -> QuantizedForm | str:
         return f"torchao's {unread[0][:80] if unread else 'quant_type'} is not read; {', '.join(_CONFIGS)} are"
     words = set()
     for name, options in configs.items():
-        dtype, packing = (_value(options.get(each)) for each in ("weight_dtype", "intx_packing_format"))
+        dtype, packing = (_value(options.get(key)) for key in ("weight_dtype", "intx_packing_format"))
         if packing is not None and packing != "UNPACKED_TO_INT8":
             return f"torchao's intx_packing_format {str(packing)[:40]} is not read; UNPACKED_TO_INT8 is"
         words.add(_CONFIGS[name] or str(dtype or "int8")[:8])
@@ -71,8 +71,8 @@ def _configs(stated: Any, depth: int) -> Iterable[tuple[str, Mapping[str, Any]]]
     if name not in {"FqnToConfig", "ModuleFqnToConfig"} and isinstance(options, Mapping):
         yield name, options
         return
-    for each in stated.values():
-        yield from _configs(each, depth - 1)
+    for value in stated.values():
+        yield from _configs(value, depth - 1)
 
 
 def _value(stated: Any) -> Any:

@@ -125,7 +125,7 @@ def _siglip(
     parts = trunk.moved(siglip_parts(trunk, "vision_model."))
     parts |= _text_parts(shapes, "text.")
     parts |= renamed({"text_model.head": "text_projection"}, shapes, source="text.")
-    parts |= {each: shaped(each, 1) for each in ("logit_scale", "logit_bias")}
+    parts |= {scalar: shaped(scalar, 1) for scalar in ("logit_scale", "logit_bias")}
     need(shapes, "logit_bias")
     read = _text_config(text, shapes, "text.", quick=False)
     read |= {"projection_size": int(need(shapes, "text.text_projection.weight")[0]),

@@ -117,7 +117,7 @@ def _dinov2(trunk: Trunk, *, apart: bool) -> tuple[dict[str, Any], dict[str, Par
     ratio, rest = divmod(trunk.inner, trunk.width)
     if gated:
         ratio, rest = next(
-            ((each, 0) for each in range(1, 9) if (trunk.width * each * 2 // 3 + 7) // 8 * 8 == trunk.inner), (0, 1)
+            ((times, 0) for times in range(1, 9) if (trunk.width * times * 2 // 3 + 7) // 8 * 8 == trunk.inner), (0, 1)
         )
     if rest:
         raise unlike(f"its layers are {trunk.inner} wide inside, which is no multiple of {trunk.width}")
@@ -129,9 +129,9 @@ def _dinov2(trunk: Trunk, *, apart: bool) -> tuple[dict[str, Any], dict[str, Par
     parts = _layers(trunk, f"{base}encoder.layer.", names) | renamed({f"{base}layernorm": "norm"}, trunk.shapes)
     for number in range(depth(trunk.shapes, "blocks.")):
         old, new = f"blocks.{number}.", f"{base}encoder.layer.{number}."
-        for each in (1, 2):
-            need(trunk.shapes, f"{old}ls{each}.gamma")
-            parts[f"{new}layer_scale{each}.lambda1"] = whole(f"{old}ls{each}.gamma")
+        for branch in (1, 2):
+            need(trunk.shapes, f"{old}ls{branch}.gamma")
+            parts[f"{new}layer_scale{branch}.lambda1"] = whole(f"{old}ls{branch}.gamma")
         for part, letter in enumerate(("gate", "up") if gated else ()):
             for ending in ("weight", "bias"):
                 parts[f"{new}mlp.{letter}_proj.{ending}"] = half(f"{old}mlp.fc1.{ending}", part)
@@ -164,7 +164,7 @@ def _dinov3(trunk: Trunk) -> tuple[dict[str, Any], dict[str, Part]]:
     biased = trunk.has("blocks.0.attn.q_bias")
     for number in range(depth(trunk.shapes, "blocks.")):
         old, new = f"blocks.{number}.", f"model.layer.{number}."
-        own = {f"layer_scale{each}.lambda1": f"gamma_{each}" for each in (1, 2)}
+        own = {f"layer_scale{branch}.lambda1": f"gamma_{branch}" for branch in (1, 2)}
         own |= {f"attention.{letter}_proj.bias": f"attn.{letter}_bias" for letter in "qv" if biased}
         for name, source in own.items():
             need(trunk.shapes, old + source)

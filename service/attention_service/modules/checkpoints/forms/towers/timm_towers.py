@@ -50,7 +50,7 @@ def image_steps(stated: TowerEntries, size: tuple[int, int]) -> ImageSteps:
         raise unlike(f"its images are prepared by crop_mode {mode[:40]!r} and interpolation {interpolation[:40]!r}")
     mean, std = (stated.three(key, own) for key, own in zip(("mean", "std"), _IMAGENET, strict=True))
     scale = math.floor(size[0] / share), math.floor(size[1] / share)
-    border = tuple(round(255 * each) for each in mean)
+    border = tuple(round(255 * value) for value in mean)
     return ImageSteps(size, scale, _MODES[mode], interpolation, mean, std, border)
 
 

@@ -93,7 +93,7 @@ class Trunk:
     def moved(self, parts: Mapping[str, Part]) -> dict[str, Part]:
         """The same parts, made of tensors by their names in the file."""
         source = self.source
-        return {name: part._replace(names=tuple(source + each for each in part.names)) for name, part in parts.items()}
+        return {name: part._replace(names=tuple(source + name for name in part.names)) for name, part in parts.items()}
 
 
 def trunk_of(architecture: str, shapes: Shapes, source: str, size: tuple[int, int], config: Mapping[str, Any]) -> Trunk:

@@ -69,7 +69,7 @@ class TowerEntries:
         """A number for each of three colours, from a list of them, or from one for all."""
         value = self.stated.get(name)
         values = default if value is None else value if isinstance(value, list | tuple) else [value] * 3
-        if len(values) != 3 or not all(is_number(each) and abs(each) <= _LARGEST_NUMBER for each in values):
+        if len(values) != 3 or not all(is_number(member) and abs(member) <= _LARGEST_NUMBER for member in values):
             raise self.wrong(name, "three numbers")
         return tuple(map(float, values))
 

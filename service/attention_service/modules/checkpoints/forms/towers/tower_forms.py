@@ -45,9 +45,9 @@ def _made(make: Callable[..., Form], config: Mapping[str, Any], stored: Stored, 
     headers = {name: header for name, header in stored.headers.items() if stored.names[name] == place}
     if not headers:
         raise InvalidCheckpoint.at("checkpoint", f"it has no {file}, and nothing pickled is read; convert it")
-    dtypes = [DTYPES[each.dtype] for each in headers.values() if each.dtype in DTYPES]
+    dtypes = [DTYPES[header.dtype] for header in headers.values() if header.dtype in DTYPES]
     try:
-        return make(config, {name: each.shape for name, each in headers.items()}, (dtypes or ["float32"])[0])
+        return make(config, {name: header.shape for name, header in headers.items()}, (dtypes or ["float32"])[0])
     except (ValueError, IndexError, ZeroDivisionError) as fault:  # tensors of shapes that no such file has
         raise InvalidCheckpoint.at("checkpoint", f"the shapes of {file} are of no such model: {fault}") from fault
 

@@ -150,7 +150,7 @@ def create_app(
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     require_scopes(app.routes)
     app.add_middleware(
-        Access, settings=settings, keys=keys, quotas=quotas, asking=own_requests.PATH, exposed=HEADER_LENGTH
+        Access, settings=settings, keys=keys, quotas=quotas, agents_path=own_requests.PATH, exposed=HEADER_LENGTH
     )
     # Outside, so that what Access refuses is logged too.
     app.add_middleware(Observe, requests=requests, settings=settings, sends_request_id=sends_request_id)

@@ -44,8 +44,8 @@ async def unless_gone(receive: Receive, work: Awaitable[ResultT], deadline: floa
         ) from None
     finally:
         timer.cancel()
-        for each in watches:
-            each.cancel()
+        for waiting_task in watches:
+            waiting_task.cancel()
 
 
 async def in_time(work: Awaitable[ResultT], deadline: float | None) -> ResultT:

@@ -247,8 +247,8 @@ def _headers(*names: str) -> dict[str, Any]:
 
 def _is_union(schema: dict[str, Any]) -> bool:
     """True for a model, and for a value of one of several types beside null."""
-    members = [each for each in schema.get("anyOf", schema.get("oneOf", [])) if each != {"type": "null"}]
-    return "$ref" in schema or len(members) > 1 or any("$ref" in each for each in members)
+    members = [member for member in schema.get("anyOf", schema.get("oneOf", [])) if member != {"type": "null"}]
+    return "$ref" in schema or len(members) > 1 or any("$ref" in member for member in members)
 
 
 def _plain(schema: Any) -> Any:

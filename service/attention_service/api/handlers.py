@@ -170,9 +170,9 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "create_raw_pass": lambda call, body: call.engine.create_pass(None, body, call.deadline),
     "backward": lambda call, body: call.engine.backward(call.id, body, call.deadline),
     **{
-        each.name: _model_handler(each.name.removeprefix(_OF_MODELS), each.reply)
-        for each in operations.OPERATIONS
-        if each.name.startswith(_OF_MODELS) and each.reply is not None
+        operation.name: _model_handler(operation.name.removeprefix(_OF_MODELS), operation.reply)
+        for operation in operations.OPERATIONS
+        if operation.name.startswith(_OF_MODELS) and operation.reply is not None
     },
     "fit_lens": lambda call, body: call.engine.lenses.create(call.model, body),
     "list_lenses": lambda call, _: call.engine.lenses.list(call.model),

@@ -51,7 +51,7 @@ def headers_of(scope: Scope) -> Headers:
         for name in _LISTS & headers.keys():
             headers[name] = b", ".join(value for other, value in lines if other == name)
     if (size := max(map(len, headers.values()), default=0)) > MAX_HEADER_BYTES:
-        longest = str(max(headers, key=lambda each: len(headers[each]))[:80], "latin-1")
+        longest = str(max(headers, key=lambda name: len(headers[name]))[:80], "latin-1")
         raise InvalidRequest.at(
             longest, f"the header has {size} bytes; expected at most {MAX_HEADER_BYTES}", limit=MAX_HEADER_BYTES
         )

@@ -77,7 +77,7 @@ async def server_info(call: RequestContext, _: None) -> ServerInfo:
             problem=hub.unreachable(allowed=settings.hub),
             limit_bytes=settings.hub_limit,
             models=list(hub.SUGGESTED),
-            fetching=[each.path for each in engine.modules.fetches.under_way()],
+            fetching=[fetch.path for fetch in engine.modules.fetches.under_way()],
         ),
     )
 

@@ -133,7 +133,7 @@ class StreamConnection:
         except AttentionError as error:
             work = _refuse(error)
         sessions = _sessions_of(request)
-        before = {self.last[each] for each in sessions if each in self.last}
+        before = {self.last[session] for session in sessions if session in self.last}
         task = asyncio.create_task(self._reply(request, work, started, before, memory, text=text is not None))
         self.tasks.add(task)
         self.last.update(dict.fromkeys(sessions, task))
@@ -148,9 +148,9 @@ class StreamConnection:
         held.close()
         self.tasks.discard(task)
         self.slots.release()
-        for each in sessions:
-            if self.last.get(each) is task:
-                del self.last[each]
+        for session in sessions:
+            if self.last.get(session) is task:
+                del self.last[session]
 
     async def _run(self, request: SessionStep | StepsRequest) -> WireModel:
         """Answer a message as the request that it is, by the handler of its operation."""

@@ -114,7 +114,7 @@ def divided(limits: Mapping[str, Any], replicas: int) -> dict[str, Any]:
 def limits_of(settings: Settings) -> CallerLimits:
     """The limits of every caller that has none of its own."""
     stated = {name: getattr(settings, f"caller_{name}") for name in CallerLimits.model_fields}
-    return CallerLimits(**stated) if any(each is not None for each in stated.values()) else UNLIMITED
+    return CallerLimits(**stated) if any(limit is not None for limit in stated.values()) else UNLIMITED
 
 
 def shares_of(settings: Settings, budget: int) -> CallerLimits:
@@ -134,7 +134,7 @@ def create_key(root: Path, name: str, scopes: Sequence[KeyScope], limits: Caller
     key = PREFIX + secrets.token_urlsafe(32)
     with locked_folder(root):
         keys = read_keys(root)
-        if any(each.name == name for each in keys):
+        if any(known_key.name == name for known_key in keys):
             raise ValueError(f"there is a key named {name!r}; revoke it first, or take another name")
         entry = KeyEntry(
             name=check_name(name),
@@ -151,9 +151,9 @@ def revoke_key(root: Path, name: str) -> None:
     """Remove a key. Raises ValueError if there is none of this name."""
     with locked_folder(root):
         keys = read_keys(root)
-        kept = [each for each in keys if each.name != name]
+        kept = [key for key in keys if key.name != name]
         if len(kept) == len(keys):
-            raise ValueError(f"there is no key named {name!r}; the keys are {', '.join(each.name for each in keys)}")
+            raise ValueError(f"there is no key named {name!r}; the keys are {', '.join(key.name for key in keys)}")
         _write(root, kept)
 
 
@@ -191,9 +191,9 @@ class KeyRing:
         """The known key that equals this one, in a time that does not depend on it."""
         self._look()
         digest, equal_key = sha256(key).digest(), None
-        for each in self._keys:
-            if hmac.compare_digest(each.digest, digest):
-                equal_key = each
+        for held_key in self._keys:
+            if hmac.compare_digest(held_key.digest, digest):
+                equal_key = held_key
         return equal_key
 
     def holds(self, key: HeldKey) -> bool:
@@ -220,18 +220,18 @@ class KeyRing:
         if seen == self._seen and not first:
             return
         self._seen = seen
-        before = {each.caller.name for each in self._keys}
+        before = {key.caller.name for key in self._keys}
         try:
             entries = read_keys(self._root)
             shares = self._shares.model_dump(exclude_none=True) if len(entries) > 1 else {}
             limits = self._limits
             if shares:
                 limits = limits.model_copy(update=shares | limits.model_dump(exclude_none=True))
-            self._keys = [*self._given, *(_held(each, limits, self._replicas) for each in entries)]
+            self._keys = [*self._given, *(_held(entry, limits, self._replicas) for entry in entries)]
         except (OSError, ValidationError) as fault:
             self._keys = [*self._given]
             log.error("the file of keys cannot be read; its keys are refused", path=str(path), reason=_reason(fault))
-        after = {each.caller.name for each in self._keys}
+        after = {key.caller.name for key in self._keys}
         if not first:
             note("operator", "keys", added=sorted(after - before), removed=sorted(before - after))
 
@@ -245,4 +245,4 @@ def _held(entry: KeyEntry, limits: CallerLimits, replicas: int) -> HeldKey:
 def _reason(fault: OSError | ValidationError) -> str:
     if isinstance(fault, OSError):
         return fault.strerror or type(fault).__name__
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in fault.errors()[:4])
+    return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors()[:4])

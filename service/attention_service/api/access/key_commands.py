@@ -104,5 +104,5 @@ def _root(given: Path | None) -> Path:
     try:
         return given or Settings().models_dir
     except ValidationError as fault:
-        names = ", ".join(f"ATTENTION_{str(each['loc'][0]).upper()}: {each['msg']}" for each in fault.errors())
+        names = ", ".join(f"ATTENTION_{str(error['loc'][0]).upper()}: {error['msg']}" for error in fault.errors())
         raise ValueError(names) from None

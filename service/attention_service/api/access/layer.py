@@ -59,9 +59,9 @@ class Access:
     """Middleware that lets a request in, or answers it with 401, 403 or 421."""
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, keys: KeyRing, quotas: Quotas, *, asking: str, exposed: str
+        self, app: ASGIApp, settings: Settings, keys: KeyRing, quotas: Quotas, *, agents_path: str, exposed: str
     ) -> None:
-        """``asking``: the path whose messages make requests of their own; ``exposed``: a further header for pages."""
+        """``agents_path``: the path whose messages make requests; ``exposed``: a further header for pages."""
         self.app = app
         self._needed = needs_keys(settings)
         self._hosts = Hosts(settings.host, listed(settings.allowed_hosts), keys=self._needed)
@@ -70,7 +70,7 @@ class Access:
         self._open = OPEN_PATHS | OPEN_V2_PATHS if settings.oip else OPEN_PATHS
         self._keys = keys
         self._quotas = quotas
-        self._asking = asking
+        self._agents_path = agents_path
         limits = limits_of(settings)
         self._at = lru_cache(maxsize=4096)(lambda address: Caller(address, limits=limits))
         """The caller at an address, where no key is needed."""
@@ -123,7 +123,7 @@ class Access:
         """Let a request in if its caller has not used too much."""
         try:
             with self._quotas.used(asks):
-                if scope["path"] != self._asking:
+                if scope["path"] != self._agents_path:
                     await self.app(scope, receive, send)
                     return
         except CallerLimit as error:

@@ -73,7 +73,7 @@ class Quotas:
         use.requests.level += 1
         use.running += 1
         if len(self._uses) > _REMEMBERED:
-            self._uses = {name: each for name, each in self._uses.items() if each.running or now - each.seen < 60}
+            self._uses = {name: uses for name, uses in self._uses.items() if uses.running or now - uses.seen < 60}
 
     def leave(self, caller: Caller, noted: RequestTiming | None) -> None:
         """Count the bytes and the device's time of a request that entered, and has ended."""

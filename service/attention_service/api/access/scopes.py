@@ -56,13 +56,13 @@ OPEN_V2_PATHS: Final = frozenset(f"/v2/health/{state}{end}" for state in ("live"
 def require_scopes(routes: Iterable[BaseRoute]) -> None:
     """Let each route answer only callers who hold one of its scopes. Raises KeyError for a route without scopes."""
     for route in routes:
-        each: Any = route
-        if each.name not in SCOPES:
-            raise KeyError(f"{each.name}: the route has no scopes; add it to SCOPES")
-        if SCOPES[each.name] and not hasattr(each, "operation"):  # the route of an operation checks them itself
-            each.app = Guarded(each.app, each.name)
-        if each.name in AUDITED:
-            each.app = Audited(each.app, each.name)
+        endpoint: Any = route
+        if endpoint.name not in SCOPES:
+            raise KeyError(f"{endpoint.name}: the route has no scopes; add it to SCOPES")
+        if SCOPES[endpoint.name] and not hasattr(endpoint, "operation"):  # the route of an operation checks them itself
+            endpoint.app = Guarded(endpoint.app, endpoint.name)
+        if endpoint.name in AUDITED:
+            endpoint.app = Audited(endpoint.app, endpoint.name)
 
 
 def lacking(name: str, needed: Scopes, held: Scopes) -> Forbidden:

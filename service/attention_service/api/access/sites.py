@@ -37,8 +37,8 @@ class Hosts:
 
     def __init__(self, bound: str, allowed: Sequence[str], *, keys: bool) -> None:
         """``bound``: the address that it listens on; ``keys``: True if every request needs a key."""
-        self._names = LOOPBACK_NAMES | {bound.lower()} | {each.lower() for each in allowed if not each.startswith("*")}
-        self._endings = tuple(each[1:].lower() for each in allowed if each.startswith("*."))
+        self._names = LOOPBACK_NAMES | {bound.lower()} | {name.lower() for name in allowed if not name.startswith("*")}
+        self._endings = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
         wide = bound in EVERY_INTERFACE
         self._any = "*" in allowed or (wide and keys and not allowed)
         self._any_address = wide

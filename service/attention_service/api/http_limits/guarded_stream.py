@@ -61,7 +61,7 @@ class GuardedStream(GuardedConnection, WebSocketsSansIOProtocol):
         events = self.conn.events
         self.work += len(events)
         self.payload += sum(
-            [len(each.data) for each in events if isinstance(each, Frame) and each.opcode in DATA_OPCODES]
+            [len(frame.data) for frame in events if isinstance(frame, Frame) and frame.opcode in DATA_OPCODES]
         )
         super().handle_events()
 

@@ -77,13 +77,13 @@ class Metrics:
 
     def count(self, answered: Sequence[Answered]) -> None:
         """Count requests."""
-        self.seconds.add([((each.operation,), each.seconds) for each in answered])
+        self.seconds.add([((request.operation,), request.seconds) for request in answered])
         self.phases.add(
-            [((each.operation, mark[0]), mark[2] - mark[1]) for each in answered for mark in each.timing.marks]
+            [((request.operation, mark[0]), mark[2] - mark[1]) for request in answered for mark in request.timing.marks]
         )
-        for each in answered:
-            if (code := each.timing.code) is not None:
-                self.problems.labels(code, self._label(each.caller)).inc()
+        for request in answered:
+            if (code := request.timing.code) is not None:
+                self.problems.labels(code, self._label(request.caller)).inc()
         for (operation, status), count in Counts(map(attrgetter("operation", "status"), answered)).items():
             self.requests.labels(operation, str(status)).inc(count)
             if status == Cancelled.status:

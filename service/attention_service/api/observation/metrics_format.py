@@ -21,7 +21,7 @@ def metrics_format(accept: str) -> tuple[Encoder, str]:
 
     The library's own choice ignores ``q``. Without a format that both know it is text of version 0.0.4.
     """
-    ranges = sorted(_ranges(accept), key=lambda each: -each[0])  # stable: of equal q the first
+    ranges = sorted(_ranges(accept), key=lambda media_range: -media_range[0])  # stable: of equal q the first
     encoder, kind = choose_encoder(ranges[0][1] if ranges else "")
     return encoder, kind
 

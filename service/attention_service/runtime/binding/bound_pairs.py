@@ -155,7 +155,7 @@ def _check_within(indices: NDArray[np.int64], count: int, name: str, where: str,
 
 def _filled(rows: Sequence[NDArray[np.int64]], fill: int) -> NDArray[np.int64]:
     """Rows of one length, filled up."""
-    found = np.full((len(rows), max(map(len, rows))), fill, np.int64)
-    for own, row in zip(found, rows, strict=True):
+    filled = np.full((len(rows), max(map(len, rows))), fill, np.int64)
+    for own, row in zip(filled, rows, strict=True):
         own[: len(row)] = row
-    return found
+    return filled

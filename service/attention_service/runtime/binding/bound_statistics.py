@@ -129,7 +129,9 @@ def bind_statistics(
         )
     signed = corrected or (implicit and normalize is None)
     default = (
-        DEFAULT_STATISTICS if not signed else tuple(each for each in DEFAULT_STATISTICS if each in SIGNED_STATISTICS)
+        DEFAULT_STATISTICS
+        if not signed
+        else tuple(statistic for statistic in DEFAULT_STATISTICS if statistic in SIGNED_STATISTICS)
     )
     chosen = default if names is None else tuple(dict.fromkeys(names))
     if signed:

@@ -281,9 +281,9 @@ class _Binder:
                 f"a sequence has {most} global tokens; expected at most {MAX_POSITIONS}",
                 limit=MAX_POSITIONS,
             )
-        if not masks or all(each == positions[0] for each in positions):
+        if not masks or all(position == positions[0] for position in positions):
             return (with_global_tokens(masks, positions[0] if positions else ()),)
-        return tuple(with_global_tokens(masks, each) for each in positions)
+        return tuple(with_global_tokens(masks, position) for position in positions)
 
     def _mask(self, batch: int, heads: int, queries: int, keys: int) -> None:
         mask = self.request.mask

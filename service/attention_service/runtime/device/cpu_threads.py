@@ -62,10 +62,10 @@ def _quotas(own: Path, root: Path) -> list[float]:
         # In a container the name may be that of the host, which is not mounted here.
         for group in (folder, *folder.parents) if folder.is_dir() else (base,):
             if controllers:
-                limits = [_text(group / f"cpu.cfs_{each}_us") for each in ("quota", "period")]
+                limits = [_text(group / f"cpu.cfs_{kind}_us") for kind in ("quota", "period")]
             else:
                 limits = _text(group / "cpu.max").split()
-            if len(limits) == 2 and all(each.strip().isdecimal() for each in limits):
+            if len(limits) == 2 and all(limit.strip().isdecimal() for limit in limits):
                 quotas.append(int(limits[0]) / int(limits[1]))
             if group == base:
                 break

@@ -160,7 +160,7 @@ class Graphs:
     def _makes_space(self, need: int) -> bool:
         """Drop graphs that are no longer used until there is a place and room for another. False if all are used."""
         while self._kept and (len(self._kept) >= MOST or self.bytes + need > self.limit):
-            oldest = min(list(self._kept.items()), key=lambda each: each[1][1].used)
+            oldest = min(list(self._kept.items()), key=lambda kept: kept[1][1].used)
             if self._passes - oldest[1][1].used < IDLE:
                 return False
             self._forget(oldest[0])

@@ -274,7 +274,7 @@ def resolve(wanted: str) -> torch.device:
         raise ValueError(f"device {wanted!r} is not there; {_why_not()}")
     device_capability = torch.cuda.get_device_capability(index)
     if device_capability < (least := _least_capability()):
-        capability, needed = (".".join(map(str, each)) for each in (device_capability, least))
+        capability, needed = (".".join(map(str, version)) for version in (device_capability, least))
         raise ValueError(
             f"device {wanted!r} has compute capability {capability}, and this build of torch has code from {needed} "
             "on; deploy/README.md says how to take another build"

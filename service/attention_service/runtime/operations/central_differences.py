@@ -64,7 +64,7 @@ def converging(
             break
         for order, coarse in enumerate(previous, 1):
             row.append(row[-1] + (row[-1] - coarse) / (_SHRINK ** (2 * order) - 1))
-        own = min(map(_extrapolated, row[1:], row, previous), key=lambda each: each.error)
+        own = min(map(_extrapolated, row[1:], row, previous), key=lambda estimate: estimate.error)
         most = max(enough, best.error) if rounding <= enough * step else best.error
         if number >= _LEAST_ROUNDS and own.error <= most:
             best = own
@@ -79,13 +79,13 @@ def _extrapolated(value: float, finer: float, coarser: float) -> Derivative:
 
 def verdict(expected: Sequence[float], numeric: Sequence[Derivative]) -> GradientCheck:
     """Hold derivatives of a gradient against central differences."""
-    finite = [each.value for each in numeric if math.isfinite(each.value)]
+    finite = [difference.value for difference in numeric if math.isfinite(difference.value)]
     largest = max([CHECK_FLOOR, *map(abs, expected), *map(abs, finite)])
-    errors = [abs(each.value - own) for each, own in zip(numeric, expected, strict=True)]
+    errors = [abs(difference.value - own) for difference, own in zip(numeric, expected, strict=True)]
     worst = max((error if math.isfinite(error) else math.inf for error in errors), default=0.0)  # max passes over NaN
     passed = all(
-        error <= max(TOLERANCE * largest, each.error) and each.error <= _LEAST_CERTAIN * largest
-        for error, each in zip(errors, numeric, strict=True)
+        error <= max(TOLERANCE * largest, difference.error) and difference.error <= _LEAST_CERTAIN * largest
+        for error, difference in zip(errors, numeric, strict=True)
     )
     return GradientCheck(
         max_absolute_error=worst,

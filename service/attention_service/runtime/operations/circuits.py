@@ -148,15 +148,15 @@ def _circuit(
     by_head: list[Results] = []
     for head in bound.heads:
         checkpoint()
-        each = factors(module.parameters, module.sizes, head)
-        values, left, right = circuits.decompose(each, vectors=request.vectors)
+        matrices = factors(module.parameters, module.sizes, head)
+        values, left, right = circuits.decompose(matrices, vectors=request.vectors)
         result = _measures(values, request.top)
         if left is not None and right is not None:
             result |= {"left": left[: request.top], "right": right[: request.top]}
         if copied:
-            result["copying"] = circuits.copying(each)
+            result["copying"] = circuits.copying(matrices)
         by_head.append(result)
-    return {name: torch.stack([each[name] for each in by_head]) for name in by_head[0]}
+    return {name: torch.stack([of_head[name] for of_head in by_head]) for name in by_head[0]}
 
 
 def _measures(values: Tensor, top: int | None) -> Results:
@@ -189,7 +189,7 @@ def _composition(bound: BoundCircuits, later: Module) -> Results:
             else:
                 reader = qk.transposed if role == "q" else qk
             scores[role].append(writers.composition(reader))
-    stacked = {role: torch.stack(each, 1) for role, each in scores.items()}
+    stacked = {role: torch.stack(by_layer, 1) for role, by_layer in scores.items()}
     about = {"module": later.name, "version": later.version, "baseline": module.sizes.d_model**-0.5}
     return stacked | about
 

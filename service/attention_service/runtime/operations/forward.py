@@ -240,7 +240,7 @@ class Mixed(DeviceOperation):
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the tokens of all sequences to the device, one behind the other, and the past of each."""
-        tokens = np.concatenate([x.reshape(-1, x.shape[-1]) for x in (each.arrays["query"] for each in self.bounds)])
+        tokens = np.concatenate([x.reshape(-1, x.shape[-1]) for x in (bound.arrays["query"] for bound in self.bounds)])
         uploaded = compute.upload(self.bounds[0].replaced(batch=1, arrays={"query": tokens[None]}), device)
         for index, bound in enumerate(self.bounds):
             others = {name: x for name, x in bound.arrays.items() if name != "query"}
@@ -252,7 +252,7 @@ class Mixed(DeviceOperation):
         """Project all tokens, attend for each length, project all contexts out."""
         tensors, parameters = uploaded.tensors, uploaded.parameters
         query = tensors.pop("query")
-        counts = [each.batch * each.queries for each in self.bounds]
+        counts = [bound.batch * bound.queries for bound in self.bounds]
         projected = compute.projected(self.bounds[0], query, parameters)
         parts = zip(*(x.split_with_sizes(counts, 2) for x in projected), strict=True)
         tokens = query.split_with_sizes(counts, 1)
@@ -304,7 +304,7 @@ def _compared(bound: BoundRequest, problem: Problem) -> MethodComparison:
 
 def _error(bound: BoundRequest, parameters: Parameters, compared: MethodComparison, context: Tensor) -> Results:
     """The difference between the output and that of exact attention."""
-    exact, output = (compute.output(bound, parameters, each) for each in (compared.context, context))
+    exact, output = (compute.output(bound, parameters, mixed) for mixed in (compared.context, context))
     difference = (output - exact).double()
     if not difference.numel():
         return {"max": 0.0, "rms": 0.0, "mean_kl": compared.mean_kl}

@@ -62,7 +62,7 @@ def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> lis
             "classes", "the statistic classes has no class; send the labels of the tokens of each class"
         )
     shapes = info.placed("weights")
-    order = [each.name for each in info.attentions if each.name in shapes]
+    order = [attention.name for attention in info.attentions if attention.name in shapes]
     check_recorded(request.layers, shapes, order, "weights")
     return [shapes[name] for name in request.layers or order]
 
@@ -99,7 +99,7 @@ def _inputs(info: RecordingInfo, place: TensorPlace, request: RecordingStatistic
     """The labels of the tokens as numbers: equal labels are equal tokens."""
     queries, keys = info.tokens[place.stack], info.tokens[place.key_stack]
     numbers = {label: number for number, label in enumerate(dict.fromkeys([*keys, *queries]))}
-    of_keys, of_queries = (torch.tensor([[numbers[label] for label in each]]) for each in (keys, queries))
+    of_keys, of_queries = (torch.tensor([[numbers[label] for label in labels]]) for labels in (keys, queries))
     classes = {
         name: torch.from_numpy(np.isin(np.array(keys, object), np.array(labels, object)))[None]
         for name, labels in request.classes.items()
@@ -109,4 +109,4 @@ def _inputs(info: RecordingInfo, place: TensorPlace, request: RecordingStatistic
 
 def _host(mean: Any) -> Any:
     """``[H]`` of one sequence, in float64."""
-    return {name: _host(each) for name, each in mean.items()} if isinstance(mean, Mapping) else to_numpy(mean[0])
+    return {name: _host(part) for name, part in mean.items()} if isinstance(mean, Mapping) else to_numpy(mean[0])

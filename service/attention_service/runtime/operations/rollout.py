@@ -107,20 +107,20 @@ def prepare_recorded(
 
 def _places(info: RecordingInfo, request: RecordingRolloutRequest) -> list[Recorded]:
     """The weights to go through, in the order of the model."""
-    recorded = {name: each for name, each in info.placed("weights").items() if not each[0].cross}
-    order = sorted(recorded.values(), key=lambda each: (_STACKS.index(each[0].stack), each[0].number))
+    recorded = {name: placed for name, placed in info.placed("weights").items() if not placed[0].cross}
+    order = sorted(recorded.values(), key=lambda placed: (_STACKS.index(placed[0].stack), placed[0].number))
     unseen = [name for name in request.layers or info.unseen if name in info.unseen]
     if unseen and (request.layers or not recorded):
         raise InvalidRequest.at("layers", f"no rollout goes through {unseen[0]}: {info.unseen[unseen[0]]}")
     check_recorded(request.layers, recorded, [place.layer for place, _ in order], "weights of self-attention")
     stack = order[0][0].stack if request.layers is None else recorded[request.layers[0]][0].stack
-    chosen = [each for each in order if each[0].stack == stack]
+    chosen = [placed for placed in order if placed[0].stack == stack]
     if request.layers is not None:
         if others := [name for name in request.layers if recorded[name][0].stack != stack]:
             raise InvalidRequest.at(
                 "layers", f"{request.layers[0]} and {others[0]} are of different stacks; name layers of one"
             )
-        chosen = [each for each in chosen if each[0].layer in request.layers]
+        chosen = [placed for placed in chosen if placed[0].layer in request.layers]
     return chosen
 
 

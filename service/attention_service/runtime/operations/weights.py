@@ -88,7 +88,7 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, capac
         normalize=request.normalize, implicit=has_implicit_weights(bound.spec),
         same_tokens=bound.queries == bound.keys and not (bound.past or bound.added_keys) and own_keys,
     )  # fmt: skip
-    plain = all(each is None for each in (request.statistics, request.compare, request.pool, request.normalize))
+    plain = all(option is None for option in (request.statistics, request.compare, request.pool, request.normalize))
     question = PlanKey(
         "weights",
         kernel=request.kernel,

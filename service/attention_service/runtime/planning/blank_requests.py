@@ -76,7 +76,7 @@ def new_request(
         threads=threads,
     )
     if sizes is None:
-        made.learned = {name: _blank(each.shape, dtype) for name, each in learned_of(spec, widths).items()}
+        made.learned = {name: _blank(tensor.shape, dtype) for name, tensor in learned_of(spec, widths).items()}
     past = ("past_key", "past_value") if tokens.past else ()
     made.arrays = {name: _blank((1,), dtype) for name in (*sorted(inputs), *past, *sorted(sent - {"return_state"}))}
     return at_sizes(made, tokens)
@@ -234,7 +234,7 @@ def with_spec(bound: BoundRequest, spec: AttentionSpec) -> BoundRequest:
     if module is not None:
         module = blank_module(replace(module.sizes, spec=spec), bound.dtype)
     else:
-        learned = {name: _blank(each.shape, bound.dtype) for name, each in learned_of(spec, bound.widths).items()}
+        learned = {name: _blank(tensor.shape, bound.dtype) for name, tensor in learned_of(spec, bound.widths).items()}
     made = bound.replaced(spec=spec, module=module, learned=learned, sequence_masks=None)
     return at_sizes(made, sizes_of(bound))
 

@@ -109,7 +109,7 @@ class LearnedFactors:
         if stored.model_dump(include={"format", "device", "torch", "threads"}) != _facts(device):
             return None
         self.changed_at = stored.at
-        return self._clock({kind: Factor(**each.model_dump()) for kind, each in stored.factors.items()})
+        return self._clock({kind: Factor(**factor.model_dump()) for kind, factor in stored.factors.items()})
 
     def save(self, root: Path, device: Device) -> None:
         """Keep the factors for this device. A folder that cannot be written to is logged."""

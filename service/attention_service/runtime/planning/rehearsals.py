@@ -91,7 +91,7 @@ def _in_pieces(
     more = 0 if unit is None else shared // unit - _REHEARSED_PIECES
     if unit is None or more < _REHEARSED_PIECES:
         return once(bound)
-    few, fewer = (once(_shorter(bound, each * unit)) for each in (more, more + 1))
+    few, fewer = (once(_shorter(bound, units * unit)) for units in (more, more + 1))
     sections = {at: x + (x - fewer.sections[at]).times(more) for at, x in few.sections.items() if at in fewer.sections}
     phases = {phase: _longer(held, fewer.phases[phase], more) for phase, held in few.phases.items()}
     return Seen(phases, sections, few.results + more * (few.results - fewer.results))
@@ -112,7 +112,7 @@ def _grown(bound: BoundRequest, dimension: str, size: int, at: Callable[[BoundRe
     If the three do not lie on such a curve, because the last size takes another path, scale linearly.
     """
     few = [_LONG // 4, _LONG // 2, _LONG]
-    low, middle, high = (at(_resized(bound, dimension, each)) for each in few)
+    low, middle, high = (at(_resized(bound, dimension, sample_size)) for sample_size in few)
     steps = size / few[0]
 
     def far(first: int, second: int, third: int) -> int:  # at 1, 2 and 4
@@ -124,12 +124,18 @@ def _grown(bound: BoundRequest, dimension: str, size: int, at: Callable[[BoundRe
         return round(first + line * (steps - 1) + square * (steps**2 - 1))
 
     phases = {
-        phase: {name: max(0, far(*(each.phases[phase].get(name, 0) for each in (low, middle, high)))) for name in held}
+        phase: {
+            name: max(0, far(*(rehearsed.phases[phase].get(name, 0) for rehearsed in (low, middle, high))))
+            for name in held
+        }
         for phase, held in high.phases.items()
     }
     sections = {
         section: type(counts)(
-            *(far(*x) for x in zip(*(each.sections[section].numbers for each in (low, middle, high)), strict=True))
+            *(
+                far(*x)
+                for x in zip(*(rehearsed.sections[section].numbers for rehearsed in (low, middle, high)), strict=True)
+            )
         )
         for section, counts in high.sections.items()
     }
@@ -162,5 +168,5 @@ def _unit(bound: BoundRequest, *, twice: bool) -> int | None:
     layer = score_cost(bound).layer
     if not layer or not twice:
         return None
-    each = max(1, bound.batch * bound.heads * layer)
-    return max(1, HIDDEN // (each * max(1, min(bound.keys, HIDDEN // each))))
+    row_pairs = max(1, bound.batch * bound.heads * layer)
+    return max(1, HIDDEN // (row_pairs * max(1, min(bound.keys, HIDDEN // row_pairs))))

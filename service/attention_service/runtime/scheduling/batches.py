@@ -125,8 +125,8 @@ def _batch(jobs: Sequence[Job]) -> Batch:
     plans = [_plan([jobs[place] for place in group]) for group in groups.values()]
     plan = plans[0]
     if len(plans) > 1:
-        predicted = sum((each.predicted for each in plans), Estimate(0.0, 0.0, 0.0))
-        flops, peak = sum(each.flops for each in plans), sum(each.peak_bytes for each in plans)
+        predicted = sum((mate_plan.predicted for mate_plan in plans), Estimate(0.0, 0.0, 0.0))
+        flops, peak = sum(mate_plan.flops for mate_plan in plans), sum(mate_plan.peak_bytes for mate_plan in plans)
         plan = replace(plan, flops=flops, peak_bytes=peak, predicted=predicted)
     copied = sum(job.bound.arrays[name].nbytes for job in jobs for name in _sent(job.bound))
     whole = Plan(plan.kernel, plan.flops, plan.peak_bytes + copied, plan.predicted, plan.off_loop)

@@ -298,7 +298,7 @@ class Executor:
     def _next(self, lane: Lane) -> Pass:
         """Take the first job that waits, and those that run in one pass with it."""
         first = lane.waiting.first()
-        mates = {} if lane.long else {each.job: each for each in lane.mates(first) if not self._drops(each, lane)}
+        mates = {} if lane.long else {mate.job: mate for mate in lane.mates(first) if not self._drops(mate, lane)}
         batch = None
         if len(mates) > 1:
             try:

@@ -42,7 +42,7 @@ class Lane:
         group = waiting.group
         if group is None or self._groups[group] < 2:
             return [waiting]
-        return [waiting, *(each for each in self.waiting if each.group == group and each is not waiting)]
+        return [waiting, *(other for other in self.waiting if other.group == group and other is not waiting)]
 
     def begin(self, taken: Sequence[WaitingJob]) -> None:
         """Take jobs that begin out of the queue."""

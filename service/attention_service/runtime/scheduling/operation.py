@@ -101,13 +101,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(member)
 
 
 def _on_host(value: Any, hosts: Iterator[Tensor] | None = None) -> Any:
     if isinstance(value, Tensor):
         return to_numpy(value if hosts is None else next(hosts))
     if isinstance(value, list):
-        return [_on_host(each, hosts) for each in value]
-    return {name: _on_host(each, hosts) for name, each in value.items()} if isinstance(value, dict) else value
+        return [_on_host(member, hosts) for member in value]
+    return {name: _on_host(member, hosts) for name, member in value.items()} if isinstance(value, dict) else value

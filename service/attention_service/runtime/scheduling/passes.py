@@ -12,7 +12,7 @@ from attention_contract.errors import DeadlineExceeded, Draining, NeverFits
 from attention_contract.schemas.attention import Ran
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.cost import Clock
-from attention_service.runtime.callers import caller as asking
+from attention_service.runtime.callers import caller as current_caller
 from attention_service.runtime.device.torch_device import Device, is_out_of_memory
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.prediction_accuracy import TimedRun
@@ -97,7 +97,7 @@ class WaitingJob:
     admitted: float = field(default_factory=time.monotonic)
     group: Hashable = None
     """Equal for jobs that can run in one pass; None for one that runs alone."""
-    caller: str = field(default_factory=lambda: asking.get().name)
+    caller: str = field(default_factory=lambda: current_caller.get().name)
 
     @property
     def predicted(self) -> float:
@@ -158,7 +158,7 @@ class Pass:
         first = self.taken[0]
         fields, run = _timed(partial(batch.run, device.torch), batch.jobs[0].prepared, batch.plan, first.clock, device)
         run.batch = len(fields)
-        return PassResult([(each, run) for each in fields], [run])
+        return PassResult([(job_fields, run) for job_fields in fields], [run])
 
 
 def run_alone(job: Job, clock: Clock, device: Device) -> JobResult:

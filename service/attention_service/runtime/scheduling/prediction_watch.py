@@ -53,13 +53,13 @@ class PredictionWatch:
     def _keep(self, seen: list[PassRun]) -> None:
         """Remember how predictions fared, and predict by what ran from now on if that differs."""
         self._judge()
-        runs = [(each, each.run) for each in seen if each.clock is self._judged]  # another may have been set since
+        runs = [(done, done.run) for done in seen if done.clock is self._judged]  # another may have been set since
         self.accuracy.record([run for _, run in runs])
         if self.factors is None:
             return
-        for each, run in runs:
-            if each.alone and each.prepared.watched:
-                self.factors.see(run, each.prepared.dtype, each.ended)
+        for done, run in runs:
+            if done.alone and done.prepared.watched:
+                self.factors.see(run, done.prepared.dtype, done.ended)
         if (clock := self.factors.changed(time.monotonic())) is not None:
             self._device.clock = clock
             with suppress(RuntimeError):  # the engine has stopped

@@ -67,7 +67,7 @@ class ModuleService:
     async def checkpoints(self) -> CheckpointList:
         """Every checkpoint of the model repository, by its headers, and those that are being fetched."""
         catalogued = await self._runner.in_thread(partial(catalogue.listed, self._library.root))
-        coming = [CheckpointInfo(**each.model_dump(exclude={"attentions"})) for each in self.fetches.under_way()]
+        coming = [CheckpointInfo(**fetch.model_dump(exclude={"attentions"})) for fetch in self.fetches.under_way()]
         return CheckpointList(checkpoints=sorted(catalogued.checkpoints + coming, key=attrgetter("path")))
 
     async def checkpoint(self, path: str) -> CheckpointReply:
@@ -92,7 +92,7 @@ class ModuleService:
         self._check_count(request.name)
         asks = caller.get()
         made = sum(
-            self._makers.get(each.name) == asks.name for each in self._library.list() if each.name != request.name
+            self._makers.get(stored.name) == asks.name for stored in self._library.list() if stored.name != request.name
         )
         asks.check("modules", made + 1, f"{made} resident modules are yours; delete one first")
         need = await self._runner.in_thread(partial(self._library.estimate, request))

@@ -110,9 +110,9 @@ def report(problems: Iterable[str]) -> None:
 
 
 def _release(callers: Iterable["asyncio.Future[None]"]) -> None:
-    for each in callers:
-        if not each.done():
-            each.set_result(None)
+    for caller in callers:
+        if not caller.done():
+            caller.set_result(None)
 
 
 def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:

@@ -229,11 +229,11 @@ class LiveSessions:
 
     async def steps(self, request: StepsRequest, deadline: float | None = None) -> StepsReply:
         """Run steps of many sessions, each with its own reply or problem."""
-        running = [self.step(each.session, each, deadline) for each in request.steps]
+        running = [self.step(step.session, step, deadline) for step in request.steps]
         answers = await asyncio.gather(*running, return_exceptions=True)
         outcomes = [
-            _problem(each.session, answer) if isinstance(answer, BaseException) else answer
-            for each, answer in zip(request.steps, answers, strict=True)
+            _problem(step.session, answer) if isinstance(answer, BaseException) else answer
+            for step, answer in zip(request.steps, answers, strict=True)
         ]
         return valid(StepsReply, {"steps": outcomes})
 

@@ -116,25 +116,25 @@ class PageBudget:
         Raises Overloaded, and evicts none, if all of them are too few.
         """
         idle = [
-            each
-            for each in self.sessions()
-            if each not in {session, source} and not each.pinned and not each.turn.locked()
+            idle_session
+            for idle_session in self.sessions()
+            if idle_session not in {session, source} and not idle_session.pinned and not idle_session.turn.locked()
         ]
-        idle.sort(key=lambda each: each.used_at, reverse=True)
+        idle.sort(key=lambda idle_session: idle_session.used_at, reverse=True)
         kind = page_kind(session.module)
         leaving, chosen = _Leaving(kind), list[DecodeSession]()
         while idle and self._short(kind, need, leaving):
             chosen.append(idle.pop())
             leaving.change(chosen[-1], -1)
         if not self._short(kind, need, leaving):
-            for each in reversed(chosen.copy()):  # some free nothing, or too little to matter
-                leaving.change(each, 1)
+            for leaving_session in reversed(chosen.copy()):  # some free nothing, or too little to matter
+                leaving.change(leaving_session, 1)
                 if self._short(kind, need, leaving):
-                    leaving.change(each, -1)
+                    leaving.change(leaving_session, -1)
                 else:
-                    chosen.remove(each)
-            for each in chosen:
-                self.evict(each)
+                    chosen.remove(leaving_session)
+            for leaving_session in chosen:
+                self.evict(leaving_session)
         if self._short(kind, need):
             raise Overloaded(
                 f"{need} bytes of pages do not fit beside the {self.pool.bytes} that sessions hold now; try again in "

@@ -102,7 +102,7 @@ class SessionRegistry:
         """The caller's first sessions after one of this serial number. True if there are more."""
         self.expire()
         asks = caller.get()
-        later = (each for each in self._live.values() if each.serial > after and asks.may_use(each.owner))
+        later = (session for session in self._live.values() if session.serial > after and asks.may_use(session.owner))
         sessions = list(islice(later, limit + 1))
         return sessions[:limit], len(sessions) > limit
 

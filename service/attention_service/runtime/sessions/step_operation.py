@@ -228,8 +228,8 @@ class Steps(DeviceOperation):
         arrays = {}
         for name in _NEW_TOKEN_TENSORS:
             if name in first.arrays:
-                each = [*map(itemgetter(name), map(_ARRAYS, self.bounds))]
-                arrays[name] = each[0] if len(each) == 1 else np.concatenate(each)
+                tensors = [*map(itemgetter(name), map(_ARRAYS, self.bounds))]
+                arrays[name] = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
         if POSITIONS.of(first.spec.position).reads:
             arrays["positions"] = np.concatenate([_positions(bound) for bound in self.bounds])
         return compute.upload(first.replaced(arrays=arrays, cached=None), device)
@@ -248,7 +248,7 @@ class Steps(DeviceOperation):
         write(rows, k, v)
         if first.queries > 1 and not are_finite(sum_of(k, v)):
             learned = {name: parameters[name] for name in compute.learned_names(first)}
-            gathered = [_over_gathered(*each, first.spec, learned) for each in zip(q, pasts, strict=True)]
+            gathered = [_over_gathered(*sequence, first.spec, learned) for sequence in zip(q, pasts, strict=True)]
             context = torch.stack(gathered)
         else:
             context = attend_in_place(q, pasts, first.spec, parameters)

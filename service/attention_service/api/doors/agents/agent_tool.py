@@ -119,7 +119,7 @@ class ToolResult:
         """Return the result as the protocol has it: structured, the same as text for older clients, then the rest."""
         structured = self.answer.model_dump(mode="json", exclude_none=True)
         content: list[ContentBlock] = [TextContent(text=to_json(structured).decode())]
-        content += [ImageContent(data=base64.b64encode(each).decode(), mime_type=PNG) for each in self.pictures]
+        content += [ImageContent(data=base64.b64encode(picture).decode(), mime_type=PNG) for picture in self.pictures]
         return CallToolResult(content=[*content, *self.links], structured_content=structured)
 
 

@@ -53,10 +53,10 @@ def configuration(model: Model, module: Module | None) -> dict[str, Any]:
         "backend": PLATFORM,
         "max_batch_size": 0,
         "input": [
-            _config_tensor(name, *each) | ({} if name in required else {"optional": True})
-            for name, each in _inputs(model, module).items()
+            _config_tensor(name, *tensor) | ({} if name in required else {"optional": True})
+            for name, tensor in _inputs(model, module).items()
         ],
-        "output": [_config_tensor(name, *each) for name, each in _outputs(model, module).items()],
+        "output": [_config_tensor(name, *tensor) for name, tensor in _outputs(model, module).items()],
         "parameters": {name: {"string_value": fact} for name, fact in facts.items()},
     }
 
@@ -97,8 +97,11 @@ def _described(
 
 def _kind(field: FieldInfo) -> Kind:
     """The kind of a tensor's field."""
-    metadata = [*field.metadata, *(each for member in get_args(field.annotation) for each in get_args(member))]
-    return next(each.kind for each in metadata if isinstance(each, TensorField))
+    metadata = [
+        *field.metadata,
+        *(annotation for member in get_args(field.annotation) for annotation in get_args(member)),
+    ]
+    return next(annotation.kind for annotation in metadata if isinstance(annotation, TensorField))
 
 
 def _shape(name: str, field: FieldInfo, sizes: Sizes | None) -> list[int]:

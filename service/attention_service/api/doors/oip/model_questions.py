@@ -116,7 +116,7 @@ def request_of(
     for field, requested in _requested_by_outputs(kind, names).items():
         stated = data.setdefault(field, requested)
         if isinstance(stated, list) and "parameters" not in stated:  # which stands for every parameter
-            data[field] = [*stated, *(each for each in requested if each not in stated)]
+            data[field] = [*stated, *(statistic for statistic in requested if statistic not in stated)]
     for name, array in inputs.items():
         place_tensor(data, name, array, kind)
     return validate(kind, data, by_name=False)
@@ -167,7 +167,7 @@ def _requested_by_outputs(kind: type[WireModel], names: list[str]) -> dict[str, 
             requested.setdefault("wrt", {})[rest] = True
         elif first == "statistics" and "statistics" in fields:
             requested.setdefault("statistics", {})[rest.partition(".")[0]] = True
-    lists: dict[str, Any] = {field: [*each] for field, each in requested.items()}
+    lists: dict[str, Any] = {field: [*values] for field, values in requested.items()}
     if names and "return_weights" in fields:
         lists["return_weights"] = any(name.removeprefix(_DIFFERENCES) == "weights" for name in names)
     return lists
@@ -180,7 +180,7 @@ def _check_outputs(reply: type[WireModel], names: list[str], sent: set[str]) -> 
         place = f"outputs.{index}.name"
         if name == "gradients.parameters":
             raise InvalidRequest.at(place, "it stands for several; name each, as in 'gradients.q_proj.weight'")
-        if name not in known and not any(each.endswith(".") and name.startswith(each) for each in known):
+        if name not in known and not any(prefix.endswith(".") and name.startswith(prefix) for prefix in known):
             raise InvalidRequest.at(place, f"there is no output {clip(name)!r}; {suggestion(name, known)}")
         need = next((field for start, field in _NEEDED.items() if name.startswith(start)), None)
         if need is not None and need not in sent:

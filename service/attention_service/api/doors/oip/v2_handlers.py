@@ -102,7 +102,7 @@ class V2Handlers:
         statistics = self._statistics.get(model.name)
         if statistics is None:
             known = set(model_names(call))
-            self._statistics = {name: each for name, each in self._statistics.items() if name in known}
+            self._statistics = {name: statistic for name, statistic in self._statistics.items() if name in known}
             statistics = self._statistics[model.name] = ModelStatistics()
         try:
             envelope, request = await read_inference(scope, receive, memory, call, model, module)

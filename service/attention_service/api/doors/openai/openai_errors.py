@@ -11,7 +11,9 @@ from attention_contract.operations import OPENAI_PATHS, OPERATIONS
 from attention_service.api.handlers import ErrorForm, status_elsewhere
 
 _SHARED: Final = {operations.list_models.path, operations.get_model.path}
-_OWN: Final = [compile_path(path)[0] for path in sorted({each.path for each in OPERATIONS} - OPENAI_PATHS - _SHARED)]
+_OWN: Final = [
+    compile_path(path)[0] for path in sorted({operation.path for operation in OPERATIONS} - OPENAI_PATHS - _SHARED)
+]
 """Patterns of the paths that OpenAI's API does not have."""
 _TYPES: Final[tuple[tuple[type[AttentionError], str], ...]] = (
     (Unauthorized, "authentication_error"),

@@ -44,7 +44,7 @@ async def generate(
         first = await anext(objects)  # a fault before it has a status of its own
         return EventStream(first, objects, call.deadline)
     async with aclosing(objects):
-        pieces = [each async for each in objects]
+        pieces = [piece async for piece in objects]
     if call.media_type in TABLES:
         return from_body(_WHOLE[type(body)], b"".join(pieces), JSON, "reply")
     return Reply(pieces, JSON, 200, {"Vary": "Accept"})
@@ -63,7 +63,7 @@ async def transcribe(call: RequestContext, body: TranscriptionRequest) -> Respon
         first = await anext(objects)
         return EventStream(first, objects, call.deadline)
     async with aclosing(objects):
-        pieces = [each async for each in objects]
+        pieces = [piece async for piece in objects]
     form = body.response_format
     if form == "text":
         return PlainTextResponse(orjson.loads(pieces[-1])["text"])

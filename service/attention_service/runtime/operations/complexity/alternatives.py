@@ -116,7 +116,7 @@ def _option(name: str, value: Any) -> str:
 
 def _text_of(value: Any, called: str = "") -> str:
     if isinstance(value, BaseModel):
-        options = ", ".join(_option(*each) for each in _changed(value))
+        options = ", ".join(_option(*change) for change in _changed(value))
         return getattr(value, "name", called) + (f" ({options})" if options else "")
     if isinstance(value, list):
         return " or ".join(map(_text_of, value))

@@ -63,7 +63,9 @@ async def tried(
     """
     requested = RequestedSubjects(module, request, place)
     here = {
-        each.label: each for each in (requested.subject, *requested.alternatives()) if each.place.device is place.device
+        subject.label: subject
+        for subject in (requested.subject, *requested.alternatives())
+        if subject.place.device is place.device
     }
     filler, left, reported = await run(partial(CacheFiller, place.device)), _LONGEST_S, []
     for crossover in reply.crossovers:

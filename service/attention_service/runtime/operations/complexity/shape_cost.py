@@ -150,8 +150,8 @@ def taps_cost(subject: Subject, bound: BoundRequest, kernel: str) -> TapCost | N
 def _added(subject: Subject, bound: BoundRequest, taps: frozenset[str], kernel: str) -> TapCost:
     """Return the cost that these taps add to the same request without them."""
     all_taps, others = subject.taps, subject.taps - taps
-    with_taps, without = (subject.forward(bound, kernel, each) for each in (all_taps, others))
-    times = [subject.time(each, bound, kernel).median for each in (with_taps, without)]
+    with_taps, without = (subject.forward(bound, kernel, return_taps) for return_taps in (all_taps, others))
+    times = [subject.time(trace, bound, kernel).median for trace in (with_taps, without)]
     return TapCost(
         flops=tap_flops(bound, all_taps, kernel) - tap_flops(bound, others, kernel),
         bytes_moved=with_taps.total().moved - without.total().moved,

@@ -90,7 +90,7 @@ async def compare_inputs(call: ToolContext, arguments: CompareArguments) -> Tool
     heads = _heads(statistics[0], statistics[1], arguments.statistic)[: arguments.count]
     differing = _differing(first, second)
     predicted, other = map(_predicted, replies)
-    divergence = None if replies[0].logits is None else _divergence(*(np.asarray(each.logits) for each in replies))
+    divergence = None if replies[0].logits is None else _divergence(*(np.asarray(reply.logits) for reply in replies))
     answer = CompareAnswer(
         summary=_summary(len(differing), predicted, other, heads, arguments.statistic),
         token_counts=(len(first.tokens), len(second.tokens)),
@@ -116,7 +116,7 @@ def _heads(
         if value is not None and other is not None:
             known = {"value": number(value), "other": number(other), "difference": number(other - value)}
             compared.append(ComparedHead(layer=layer, head=head, **known))
-    return sorted(compared, key=lambda each: -abs(each.difference))
+    return sorted(compared, key=lambda head: -abs(head.difference))
 
 
 def _differing(first: OpenedInput, second: OpenedInput) -> list[DifferingToken]:
@@ -129,7 +129,7 @@ def _differing(first: OpenedInput, second: OpenedInput) -> list[DifferingToken]:
 
 def _predicted(reply: ModelForwardReply) -> list[PredictedToken]:
     last = reply.predictions[-1].top if reply.predictions else []
-    return [PredictedToken(token=each.token, probability=number(each.probability)) for each in last]
+    return [PredictedToken(token=top.token, probability=number(top.probability)) for top in last]
 
 
 def _divergence(first: Array, second: Array) -> float | None:

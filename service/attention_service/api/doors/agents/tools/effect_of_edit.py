@@ -131,7 +131,10 @@ async def _edits(call: ToolContext, arguments: EffectArguments, opened: OpenedIn
         heads[str(place.layer)].append(place.head)
     where = {} if arguments.positions is None else {"queries": arguments.positions}
     if arguments.source is None:
-        return {layer: [{"tap": "context", "heads": each, "set": 0, **where}] for layer, each in heads.items()}
+        return {
+            layer: [{"tap": "context", "heads": chosen_heads, "set": 0, **where}]
+            for layer, chosen_heads in heads.items()
+        }
     source = call.input(arguments.source, "source", model=opened.model)
     layers = list({str(place.layer): place.layer for place in arguments.heads}.values())
     question = source.fields | {"layers": layers, "return": ["context"], "top_k": 0}
@@ -196,8 +199,8 @@ async def _loss(call: ToolContext, opened: OpenedInput, edits: dict[str, Any], *
 
 def _changed(prediction: Prediction) -> list[ChangedToken]:
     return [
-        ChangedToken(token=each.token, before=number(each.unedited_probability), after=number(each.probability))
-        for each in sorted(prediction.top, key=lambda each: -max(each.probability, each.unedited_probability))
+        ChangedToken(token=top.token, before=number(top.unedited_probability), after=number(top.probability))
+        for top in sorted(prediction.top, key=lambda top: -max(top.probability, top.unedited_probability))
     ]
 
 
@@ -210,7 +213,7 @@ def _summary(arguments: EffectArguments, prediction: Prediction | None, loss: di
         by = f" by {abs(change):g} nats a token, to {loss['loss_after']:g}" if change else ""
         effects.append(f"{verdict} the loss{by}")
     if prediction is not None and prediction.top:
-        first = max(prediction.top, key=lambda each: each.unedited_probability)
+        first = max(prediction.top, key=lambda top: top.unedited_probability)
         effects.append(f"takes {first.token!r} from {first.unedited_probability:.3g} to {first.probability:.3g}")
     named = ", ".join(map(str, arguments.heads[:8])) + (" and more" if len(arguments.heads) > 8 else "")
     return f"{verb} {named} {' and '.join(effects) or 'changes no prediction that this model makes'}."

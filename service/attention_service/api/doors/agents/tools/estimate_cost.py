@@ -106,7 +106,7 @@ async def estimate_cost(call: ToolContext, arguments: CostArguments) -> ToolResu
             )
         model, length = opened.model, length or len(opened.tokens)
     sizes = {"length": length or 1024, "batch": arguments.batch, "new_tokens": arguments.new_tokens}
-    question = sizes | {"images": [each.model_dump() for each in arguments.images]}
+    question = sizes | {"images": [image.model_dump() for image in arguments.images]}
     reply = await call.requests.ask(model_complexity, question, model=model or "")
     return ToolResult(_of_model(reply, arguments, sizes["length"]))
 

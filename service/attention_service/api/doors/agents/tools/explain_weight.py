@@ -117,7 +117,7 @@ async def explain_weight(call: ToolContext, arguments: ExplainArguments) -> Tool
         head_width=len(q),
         formulas=_FORMULAS,
         keys=keys,
-        other_weight=number(max(0.0, weights.sum() - sum(weights[each.position] for each in keys))),
+        other_weight=number(max(0.0, weights.sum() - sum(weights[key.position] for key in keys))),
         context_norm=number(length),
         error=rounded(error / length if length else error, 2),
     )

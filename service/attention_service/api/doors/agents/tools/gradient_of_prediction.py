@@ -84,7 +84,7 @@ async def gradient_of_prediction(call: ToolContext, arguments: GradientArguments
             if layer.heads is not None
             for head, value in enumerate(np.asarray(layer.heads).reshape(-1, np.shape(layer.heads)[-1]).sum(0))
         ),
-        key=lambda each: -abs(each.value),
+        key=lambda token: -abs(token.value),
     )[: arguments.count]
     value = number(np.sum(reply.value), 6)
     answer = GradientAnswer(
@@ -98,7 +98,7 @@ async def gradient_of_prediction(call: ToolContext, arguments: GradientArguments
 
 
 def _summary(value: float, tokens: list[TokenShare], heads: list[HeadShare]) -> str:
-    largest: Any = max(tokens, key=lambda each: abs(each.value), default=None)
+    largest: Any = max(tokens, key=lambda token: abs(token.value), default=None)
     sentence = f"L = {value:g}"
     if largest is not None:
         sentence += f"; token {largest.position} {largest.token!r} has the largest share, {largest.value:g}"

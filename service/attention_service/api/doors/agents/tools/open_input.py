@@ -88,14 +88,14 @@ async def open_input(call: ToolContext, arguments: OpenInputArguments) -> ToolRe
         question = {**fields, "top_k": _PREDICTED[arguments.detail]}
         reply = await call.requests.ask(model_forward, question, model=model)
     except ModelNotFound as error:
-        known = [each.id for each in (await call.requests.ask(list_models)).data if each.refused is None]
+        known = [listed.id for listed in (await call.requests.ask(list_models)).data if listed.refused is None]
         error.detail += f". Call open_input with model one of: {', '.join(known[:20])}"
         raise
     info = await call.requests.ask(get_model, model=model)
     labels = reply.labels_of()
     handle = call.inputs.keep(call.caller, model, fields, labels.tokens, labels.ids, reply.predicts)
     last = reply.predictions[-1].top if reply.predictions else []
-    predicted = [PredictedToken(token=each.token, probability=number(each.probability)) for each in last]
+    predicted = [PredictedToken(token=top.token, probability=number(top.probability)) for top in last]
     likeliest = f", and predicts {predicted[0].token!r} ({predicted[0].probability:g})" if predicted else ""
     answer = OpenedAnswer(
         summary=f"{model} reads {len(labels.tokens)} tokens{likeliest}.",
@@ -112,8 +112,8 @@ async def open_input(call: ToolContext, arguments: OpenInputArguments) -> ToolRe
 
 def _ranges(layers: list[ModelLayer]) -> Any:
     """Yield the layers in ranges of as many heads and of one stack."""
-    for (_, heads), members in groupby(layers, lambda each: (str(each.layer).rpartition(".")[0], each.heads)):
-        names = [str(each.layer) for each in members]
+    for (_, heads), members in groupby(layers, lambda layer: (str(layer.layer).rpartition(".")[0], layer.heads)):
+        names = [str(layer.layer) for layer in members]
         yield LayerRange(layers=names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", heads=heads)
 
 

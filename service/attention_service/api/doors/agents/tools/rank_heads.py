@@ -74,7 +74,7 @@ async def rank_heads(call: ToolContext, arguments: RankHeadsArguments) -> ToolRe
     """
     statistic = arguments.statistic
     opened = call.input(arguments.input)
-    beside = [] if arguments.detail == "concise" else [each for each in BESIDE if each != statistic]
+    beside = [] if arguments.detail == "concise" else [name for name in BESIDE if name != statistic]
     statistics = await head_statistics(call, opened, [statistic, *beside], arguments.layers)
     values = {place: rows[statistic] for place, rows in statistics.items() if rows[statistic] is not None}
     ranked = sorted(values, key=lambda place: values[place] or 0.0, reverse=not arguments.lowest)[: arguments.count]

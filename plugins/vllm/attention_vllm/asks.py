@@ -57,10 +57,10 @@ def ask_id(given: Any) -> tuple[str | None, str | None]:
     """Return the id and the socket of an ask that may be wrong, to tell of it; None for what it lacks."""
     try:
         given = json.loads(given) if isinstance(given, str) else given
-        found = [each if isinstance(each, str) else None for each in (given.get("id"), given.get("reply_to"))]
+        ids = [given_id if isinstance(given_id, str) else None for given_id in (given.get("id"), given.get("reply_to"))]
     except (ValueError, AttributeError):
         return None, None
-    return found[0], found[1] if found[1] is None or found[1].isalnum() else None
+    return ids[0], ids[1] if ids[1] is None or ids[1].isalnum() else None
 
 
 def check_answered(wanted: AttentionOfTokens) -> None:

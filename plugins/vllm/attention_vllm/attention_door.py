@@ -127,7 +127,7 @@ class _Answer:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip()
         self._streams = kind == b"text/event-stream"
         self._passes = message["status"] != 200 or (not self._streams and kind != b"application/json")
-        kept = [each for each in message.get("headers", ()) if each[0].lower() != b"content-length"]
+        kept = [header for header in message.get("headers", ()) if header[0].lower() != b"content-length"]
         self._start = message if self._passes else {**message, "headers": kept}
 
     async def _part(self, message: Message) -> None:
@@ -173,12 +173,12 @@ class _Answer:
 
 
 async def _body(receive: Receive) -> bytes:
-    found = bytearray()
+    body = bytearray()
     while True:
         message = await receive()
-        found += message.get("body", b"")
+        body += message.get("body", b"")
         if message["type"] != "http.request" or not message.get("more_body", False):
-            return bytes(found)
+            return bytes(body)
 
 
 def _asking(body: bytes) -> dict[str, Any] | None:
@@ -222,7 +222,7 @@ def _repeated(body: bytes, receive: Receive) -> Receive:
 
 def _of_length(scope: MutableMapping[str, Any], length: int) -> MutableMapping[str, Any]:
     """The scope of a request whose body has another length."""
-    headers = [each for each in scope["headers"] if each[0].lower() != b"content-length"]
+    headers = [header for header in scope["headers"] if header[0].lower() != b"content-length"]
     return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 
 

@@ -134,10 +134,10 @@ def _bound(edit: Edit, device: Any) -> BoundEdit:
 
 def _heads_of(edits: Sequence[Edit], facts: LayerFacts) -> list[int]:
     """The heads whose context these edits may change."""
-    found: set[int] = set()
+    heads: set[int] = set()
     for edit in edits:
         if edit.heads is None:
             return [*range(facts.heads)]
         of_keys = edit.tap in ("k", "v")
-        found |= {head for head in range(facts.heads) if (facts.key_head(head) if of_keys else head) in edit.heads}
-    return sorted(found)
+        heads |= {head for head in range(facts.heads) if (facts.key_head(head) if of_keys else head) in edit.heads}
+    return sorted(heads)

@@ -42,10 +42,10 @@ class KernelTrial:
         self, layer: int, facts: LayerFacts, q: Tensor, k: Tensor, v: Tensor, output: Tensor, first: int
     ) -> None:
         """Compare all queries of a row, as ``departure`` does."""
-        found = departure(facts, q, k, v, output, first)
+        difference = departure(facts, q, k, v, output, first)
         self.compared[layer] = self.compared.get(layer, 0) + q.shape[1]
-        if found is not None and self.fault is None:
-            self.fault = f"layer {layer}: {found}"
+        if difference is not None and self.fault is None:
+            self.fault = f"layer {layer}: {difference}"
 
     def verdict(self, layers: frozenset[int], queries: int) -> str | None:
         """Return the reason to refuse asks; None if all ``queries`` of all layers agree."""

@@ -23,7 +23,7 @@ class ObservingLayer:
         output: Tensor, output_scale: Tensor | None = None, output_block_scale: Tensor | None = None,
     ) -> Any:  # fmt: skip
         """Attend as vLLM does. ``query [T, H, D]``; returns what vLLM returns."""
-        found = super().forward(  # type: ignore[misc]
+        result = super().forward(  # type: ignore[misc]
             layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
         )
         if attn_metadata is not None and self.attention_layer is not None and not OBSERVER.idle:
@@ -32,4 +32,4 @@ class ObservingLayer:
                 refused = "an output in 8 bits"
             call = KernelCall(self.attention_layer, self.layout, query, kv_cache, attn_metadata, output, refused)
             OBSERVER.observe(call)
-        return found
+        return result

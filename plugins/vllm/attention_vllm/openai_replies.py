@@ -64,24 +64,24 @@ class ReplyWriter:
 
     async def write(self, reply: Json) -> bytes:
         """Return a reply of vLLM's, or a chunk, as attention-service has it. Raises what ``layers`` raises."""
-        found = {name: reply[name] for name in _REPLY if reply.get(name) is not None}
-        if "usage" in found:
-            found["usage"] = _only(found["usage"], _USAGE)
-            details = found["usage"].get("prompt_tokens_details")
+        written = {name: reply[name] for name in _REPLY if reply.get(name) is not None}
+        if "usage" in written:
+            written["usage"] = _only(written["usage"], _USAGE)
+            details = written["usage"].get("prompt_tokens_details")
             if details is not None:
-                found["usage"]["prompt_tokens_details"] = _only(details, ("cached_tokens",))
-        found["choices"] = [await self._choice(choice, reply) for choice in reply["choices"]]
-        return to_json(found)
+                written["usage"]["prompt_tokens_details"] = _only(details, ("cached_tokens",))
+        written["choices"] = [await self._choice(choice, reply) for choice in reply["choices"]]
+        return to_json(written)
 
     async def _choice(self, choice: Json, reply: Json) -> Json:
         given = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
         if self._prompt is None and given is not None:
             self._prompt = len(given)
-        found = _only(choice, _CHOICE)
+        written = _only(choice, _CHOICE)
         for name in ("message", "delta"):
-            if name in found:
-                found[name] = _only(found[name], ("role", "content"))
-        found["finish_reason"] = choice.get("finish_reason")
+            if name in written:
+                written[name] = _only(written[name], ("role", "content"))
+        written["finish_reason"] = choice.get("finish_reason")
         ids = choice.get("token_ids") or []
         if ids and self._prompt is None:
             raise InvalidRequest.at("prompt", "vLLM did not say its tokens")
@@ -91,7 +91,7 @@ class ReplyWriter:
             layers = await self._layers(position)
             tokens.append({"position": position, "token": text, "id": token, "layers": layers})
             self._sent += 1
-        return found | {"attention": tokens}
+        return written | {"attention": tokens}
 
 
 def _only(given: Json, names: Sequence[str]) -> Json:

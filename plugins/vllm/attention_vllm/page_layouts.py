@@ -50,5 +50,5 @@ class SideBySide:
 
 def _gathered(pages: Tensor, table: Tensor) -> Tensor:
     """The pages of each row ``[R, Hkv, M, …]``."""
-    found = pages.index_select(0, table.flatten())
-    return found.view(*table.shape, *found.shape[1:]).transpose(1, 2)
+    rows = pages.index_select(0, table.flatten())
+    return rows.view(*table.shape, *rows.shape[1:]).transpose(1, 2)

@@ -116,7 +116,11 @@ class PassObserver:
         """Tell of a layer, and edit it. Never raises."""
         if self.trial is not None:
             self._try(call, self.trial)
-        active = [each for each in self._active if call.layer in each.bound.layers or call.layer in each.bound.edits]
+        active = [
+            request
+            for request in self._active
+            if call.layer in request.bound.layers or call.layer in request.bound.edits
+        ]
         if not active:
             return
         if call.refused is not None:
@@ -168,8 +172,8 @@ class PassObserver:
     def _refuse(self, asked: AskedRequest, fault: AttentionError) -> None:
         if self._asked.pop(asked.name, None) is None:
             return
-        self._active = [each for each in self._active if each is not asked]
-        self._told = [each for each in self._told if each.name != asked.name]
+        self._active = [request for request in self._active if request is not asked]
+        self._told = [row for row in self._told if row.name != asked.name]
         ask = asked.bound.ask
         self.channel.put({"id": ask.id, "refused": fault.to_problem()}, ask.reply_to)
 
@@ -209,7 +213,7 @@ class PassObserver:
 
     def _weigh(self, call: KernelCall, asked_rows: Sequence[tuple[AskedRequest, PassRow]]) -> None:
         """Compute the weights of the last queries of all rows that no edit has changed at once."""
-        told = {each.name for each in self._told if each.layer == call.layer}
+        told = {row.name for row in self._told if row.layer == call.layer}
         chosen = [
             (asked, row)
             for asked, row in asked_rows
@@ -259,16 +263,16 @@ class PassObserver:
             asked.checked = True
         if not self._told:
             return
-        named = {each.name: each for each in self._told}
+        named = {row.name: row for row in self._told}
         tokens: dict[str, list[int] | None] = {}
-        for name, each in named.items():
-            if each.bound.reads_tokens:
+        for name, row in named.items():
+            if row.bound.reads_tokens:
                 tokens[name] = tokens_of(name, self._runner)
-                own = (tokens[name] or [])[: each.length]
-                if len(own) < each.length or min(own) < 0:  # a negative one stands for a token that is not known yet
+                own = (tokens[name] or [])[: row.length]
+                if len(own) < row.length or min(own) < 0:  # a negative one stands for a token that is not known yet
                     reason = "the tokens of the text are not known, as in model runner V2 and async scheduling"
                     self._refuse(self._asked[name], InvalidRequest.at("attention.statistics", reason))
-        lengths = {each.name: each.length for each in self._told}
+        lengths = {row.name: row.length for row in self._told}
         for name, layers in token_reports(self._told, tokens).items():
             asked = self._asked[name]
             asked.sent = lengths[name]

@@ -56,9 +56,9 @@ def _places_v1(runner: Any) -> Mapping[str, int]:
 
 def _places_v2(names: Sequence[str], runner: Any, numbers: list[Any]) -> Mapping[str, int]:
     own = runner.req_states.req_id_to_index
-    found = {}
+    places = {}
     for name in names:
         if numbers.count(own[name]) != 1:
             raise LookupError("a request with several rows in one pass")
-        found[name] = numbers.index(own[name])
-    return found
+        places[name] = numbers.index(own[name])
+    return places

@@ -86,8 +86,8 @@ def packed(message: Message) -> bytes:
             arrays.append(np.ascontiguousarray(value).tobytes())
             return {"$array": [value.dtype.str, value.shape]}
         if isinstance(value, dict):
-            return {key: marked(each) for key, each in value.items()}
-        return [marked(each) for each in value] if isinstance(value, list) else value
+            return {key: marked(member) for key, member in value.items()}
+        return [marked(member) for member in value] if isinstance(value, list) else value
 
     head = json.dumps(marked(message)).encode()
     return b"".join([_LENGTHS.pack(len(head), sum(map(len, arrays))), head, *arrays])
@@ -100,11 +100,11 @@ def unpacked(head: bytes, body: bytes) -> Message:
     def read(value: Any) -> Any:
         nonlocal at
         if isinstance(value, list):
-            return [read(each) for each in value]
+            return [read(member) for member in value]
         if not isinstance(value, dict):
             return value
         if value.keys() != {"$array"}:
-            return {key: read(each) for key, each in value.items()}
+            return {key: read(member) for key, member in value.items()}
         kind, sizes = value["$array"]
         dtype = np.dtype(kind)
         if dtype.hasobject:
@@ -113,8 +113,8 @@ def unpacked(head: bytes, body: bytes) -> Message:
         at += array.nbytes
         return array
 
-    found: Message = read(json.loads(head))
-    return found
+    message: Message = read(json.loads(head))
+    return message
 
 
 def lengths_of(prefix: bytes) -> tuple[int, int]:

@@ -42,41 +42,41 @@ def token_reports(
 ) -> dict[str, dict[int, Fields]]:
     """Tell of weights, by request and layer. ``tokens``: those of each request, where they are known."""
     groups: dict[Any, list[TokenWeights]] = {}
-    for each in told:
-        heads = each.bound.ask.attention.heads
-        count = each.weights.shape[0] if heads is None else len(heads)
-        groups.setdefault((each.bound.settings, each.able, count), []).append(each)
-    found: dict[str, dict[int, Fields]] = {}
+    for row in told:
+        heads = row.bound.ask.attention.heads
+        count = row.weights.shape[0] if heads is None else len(heads)
+        groups.setdefault((row.bound.settings, row.able, count), []).append(row)
+    reports: dict[str, dict[int, Fields]] = {}
     for alike in groups.values():
-        for each, fields in zip(alike, _fields(alike, tokens), strict=True):
-            found.setdefault(each.name, {})[each.layer] = fields
-    return found
+        for row, fields in zip(alike, _fields(alike, tokens), strict=True):
+            reports.setdefault(row.name, {})[row.layer] = fields
+    return reports
 
 
 def _fields(alike: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | None]) -> list[Fields]:
     """The fields of weights that are to be told of alike."""
     bound, wanted = alike[0].bound, alike[0].bound.ask.attention
-    keys = max(each.length for each in alike)
+    keys = max(row.length for row in alike)
     parts = []
-    for each in alike:
-        own = each.weights[:, : each.length]
-        parts.append(pad(own if wanted.heads is None else own[list(wanted.heads)], (0, keys - each.length)))
+    for row in alike:
+        own = row.weights[:, : row.length]
+        parts.append(pad(own if wanted.heads is None else own[list(wanted.heads)], (0, keys - row.length)))
     weights = torch.stack(parts)[:, :, None]  # [N, H, 1, K]
-    found: list[Fields] = [{} for _ in alike]
+    fields_by_row: list[Fields] = [{} for _ in alike]
     if bound.names:
-        for fields, means in zip(found, _statistics(alike, weights, tokens), strict=True):
+        for fields, means in zip(fields_by_row, _statistics(alike, weights, tokens), strict=True):
             fields["statistics"] = means
     if wanted.top_k:
         top = weights[:, :, 0].topk(min(wanted.top_k, keys), -1)
         names, values = top.indices.masked_fill(top.values == 0, -1).cpu().numpy(), top.values.cpu().numpy()
-        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
-            most = min(wanted.top_k, each.length)
+        for at, (fields, row) in enumerate(zip(fields_by_row, alike, strict=True)):
+            most = min(wanted.top_k, row.length)
             fields["top_keys"] = {"keys": names[at, :, :most], "weights": values[at, :, :most]}
     if wanted.weights:
         whole = weights[:, :, 0].cpu().numpy()
-        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
-            fields["weights"] = whole[at, :, : each.length]
-    return found
+        for at, (fields, row) in enumerate(zip(fields_by_row, alike, strict=True)):
+            fields["weights"] = whole[at, :, : row.length]
+    return fields_by_row
 
 
 def _statistics(
@@ -85,12 +85,12 @@ def _statistics(
     bound, options = alike[0].bound, alike[0].bound.ask.attention.statistic_options
     count, heads, _, keys = weights.shape
     device = weights.device
-    lengths = torch.tensor([[each.length] for each in alike], device=device)
+    lengths = torch.tensor([[row.length] for row in alike], device=device)
     of_keys = query_tokens = None
     if bound.reads_tokens:
         rows = []
-        for each in alike:
-            own = [*(tokens.get(each.name) or ())][: each.length]
+        for row in alike:
+            own = [*(tokens.get(row.name) or ())][: row.length]
             rows.append([*own, *[-1] * (keys - len(own))])
         of_keys = torch.tensor(rows, device=device)
         query_tokens = of_keys.gather(1, lengths - 1)
@@ -106,16 +106,16 @@ def _statistics(
     totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
     totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
     means = totals.means()
-    return [_of_row(means, at, each.length) for at, each in enumerate(alike)]
+    return [_of_row(means, at, row.length) for at, row in enumerate(alike)]
 
 
 def _of_row(means: Mapping[str, Any], at: int, length: int) -> Fields:
     """The statistics of one of the texts, in float32."""
-    found: Fields = {}
+    fields: Fields = {}
     for name, mean in means.items():
         if isinstance(mean, dict):
-            found[name] = _of_row(mean, at, length)
+            fields[name] = _of_row(mean, at, length)
         else:
             own = mean[at].float().cpu().numpy()
-            found[name] = own[:, :length] if name in BY_KEY else own
-    return found
+            fields[name] = own[:, :length] if name in BY_KEY else own
+    return fields

@@ -32,9 +32,9 @@ class RowsBuilder:
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         """Build the metadata, with ``attention_rows``: the numbers of the rows' requests in model runner V2."""
-        found = super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
-        found.attention_rows = common_attn_metadata.req_idx
-        return found
+        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
+        metadata.attention_rows = common_attn_metadata.req_idx
+        return metadata
 
 
 class ObservingFlashLayer(ObservingLayer, FlashAttentionImpl):

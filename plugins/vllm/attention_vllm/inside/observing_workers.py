@@ -24,7 +24,7 @@ class ObservedPasses:
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then decide whether asks are answered: a failed self-test never ends the worker."""
-        found = super().compile_or_warm_up_model()  # type: ignore[misc]
+        result = super().compile_or_warm_up_model()  # type: ignore[misc]
         try:
             self._decide()
         except Exception as fault:
@@ -34,15 +34,15 @@ class ObservedPasses:
             _log.info("attention of %d layers is told of", len(OBSERVER.facts))
         else:
             _log.warning("attention is not told of: %s", OBSERVER.refusal)
-        return found
+        return result
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a pass."""
         OBSERVER.begin(scheduler_output, self.model_runner)  # type: ignore[attr-defined]
-        found = super().execute_model(scheduler_output)  # type: ignore[misc]
+        output = super().execute_model(scheduler_output)  # type: ignore[misc]
         with torch.inference_mode():
             OBSERVER.end()
-        return found
+        return output
 
     def _decide(self) -> None:
         worker: Any = self

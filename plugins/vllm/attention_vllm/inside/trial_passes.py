@@ -75,7 +75,7 @@ def _first_pass(worker: Any, lengths: dict[str, int]) -> Any:
     groups = worker.model_runner.kv_cache_config.kv_cache_groups
     vocabulary = worker.model_config.get_vocab_size()
     page = 1
-    found = SchedulerOutput.make_empty()
+    scheduled = SchedulerOutput.make_empty()
     for at, (name, count) in enumerate(lengths.items()):
         blocks = []
         for group in groups:
@@ -85,13 +85,13 @@ def _first_pass(worker: Any, lengths: dict[str, int]) -> Any:
         if page > worker.model_runner.kv_cache_config.num_blocks:
             raise ValueError("too few pages")
         tokens = [(7 * place + 3 + at) % vocabulary for place in range(count)]
-        found.scheduled_new_reqs.append(
+        scheduled.scheduled_new_reqs.append(
             NewRequestData(
                 req_id=name, prompt_token_ids=tokens, mm_features=[], pooling_params=None, num_computed_tokens=0,
                 sampling_params=SamplingParams(max_tokens=2, temperature=0.0), block_ids=tuple(blocks),
                 lora_request=None, prefill_token_ids=tokens,
             )
         )  # fmt: skip
-    found.num_scheduled_tokens = dict(lengths)
-    found.total_num_scheduled_tokens = sum(lengths.values())
-    return found
+    scheduled.num_scheduled_tokens = dict(lengths)
+    scheduled.total_num_scheduled_tokens = sum(lengths.values())
+    return scheduled

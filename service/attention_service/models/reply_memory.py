@@ -84,14 +84,14 @@ def pieces_of_body(places: Sequence[Place], body: memoryview) -> list[memoryview
 
 
 def _pieces(places: Sequence[Place], body: memoryview, memory: memoryview) -> list[memoryview]:
-    found, start = [], 0
+    pieces, start = [], 0
     for size, place in places:
         if place == _INLINE:
-            found.append(body[start : start + size])
+            pieces.append(body[start : start + size])
             start += size
         else:
-            found.append(memory[place : place + size])
-    return found
+            pieces.append(memory[place : place + size])
+    return pieces
 
 
 class ReplySpace:

@@ -109,10 +109,12 @@ def opened(root: Path, path: str, bases: Sequence[str]) -> AdapterFolder:
 def find_adapter(root: Path, name: str) -> AdapterFolder:
     """The adapter whose path, name, or last part of the path this is. Raises ModelNotFound."""
     known = adapters(root)
-    exact = [each for each in known if name in (each.checkpoint, each.name)]
-    alike = exact or [each for each in known if each.checkpoint.rpartition("/")[2] == name]
+    exact = [adapter for adapter in known if name in (adapter.checkpoint, adapter.name)]
+    alike = exact or [adapter for adapter in known if adapter.checkpoint.rpartition("/")[2] == name]
     if len(alike) != 1:
-        how_many = f"several are called so: {', '.join(each.name for each in alike)}" if alike else "there is none"
+        how_many = (
+            f"several are called so: {', '.join(adapter.name for adapter in alike)}" if alike else "there is none"
+        )
         raise ModelNotFound(f"no adapter {name[:128]!r}: {how_many}; GET /v1/models lists them", param="adapter")
     return alike[0]
 

@@ -191,7 +191,7 @@ def _too_many(config: Mapping[str, Any], names: Sequence[str]) -> str | None:
     Transformers makes one after the other, before it looks into the files.
     """
     most = max(len(names), _FEW_MODULES)
-    for part in (config, *(each for each in config.values() if isinstance(each, Mapping))):
+    for part in (config, *(settings for settings in config.values() if isinstance(settings, Mapping))):
         for entry, value in part.items():
             if (
                 isinstance(entry, str)

@@ -82,6 +82,6 @@ def class_names(kind: HeadKind | None, id2label: Any) -> tuple[str, ...]:
         return ("start", "end")
     names: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # which transformers takes and does not write
     if isinstance(id2label, Mapping):
-        numbered = {at: str(name) for each, name in id2label.items() if (at := index_of(str(each))) is not None}
-        names = tuple(numbered[each] for each in sorted(numbered))
+        numbered = {at: str(name) for class_id, name in id2label.items() if (at := index_of(str(class_id))) is not None}
+        names = tuple(numbered[class_id] for class_id in sorted(numbered))
     return (*names, NO_OBJECT) if kind.unit == "object" and kind.exclusive else names

@@ -279,16 +279,18 @@ def with_adapters(root: Path, infos: Sequence[ModelInfo], held: Mapping[str, Col
     known = adapters(root)
     described: list[ModelInfo] = []
     for info in infos:
-        own = [each for each in known if each.base == info.checkpoint and info.adapter is None]
-        described.append(info.model_copy(update={"adapters": [each.name for each in own]}))
+        own = [adapter for adapter in known if adapter.base == info.checkpoint and info.adapter is None]
+        described.append(info.model_copy(update={"adapters": [adapter.name for adapter in own]}))
         folder = Path(*located(root, info.checkpoint)).resolve()
-        described += [each.variant(described[-1], folder, loaded=each.name in held.get(info.id, ())) for each in own]
+        described += [
+            adapter.variant(described[-1], folder, loaded=adapter.name in held.get(info.id, ())) for adapter in own
+        ]
     return described
 
 
 def all_with_adapters(root: Path, infos: Sequence[ModelInfo], held: Mapping[str, Collection[str]]) -> list[ModelInfo]:
     """The same, and the adapters whose base is not among the checkpoints."""
-    return [*with_adapters(root, infos, held), *(each.alone() for each in adapters(root) if each.base is None)]
+    return [*with_adapters(root, infos, held), *(adapter.alone() for adapter in adapters(root) if adapter.base is None)]
 
 
 def named_variant(root: Path, name: str, adapter: str | None) -> tuple[str, AdapterFolder | None]:
@@ -301,7 +303,7 @@ def named_variant(root: Path, name: str, adapter: str | None) -> tuple[str, Adap
         raise InvalidRequest.at("adapter", f"the model names the adapter {own[:128]!r}, and adapter another one")
     if (wanted := own if between else adapter) is not None:
         return base, find_adapter(root, wanted)
-    alike = [each for each in adapters(root) if name in (each.checkpoint, each.name)]
+    alike = [candidate for candidate in adapters(root) if name in (candidate.checkpoint, candidate.name)]
     return (default_model_name(alike[0].found_base()), alike[0]) if alike else (name, None)
 
 
@@ -314,5 +316,5 @@ def named_adapter(root: Path, checkpoint: str, adapter: str | None) -> tuple[str
         adapter_folder = find_adapter(root, adapter)
         adapter_folder.check()
         return checkpoint, adapter_folder
-    alike = [each for each in adapters(root) if each.checkpoint == checkpoint.strip("/")]
+    alike = [candidate for candidate in adapters(root) if candidate.checkpoint == checkpoint.strip("/")]
     return (alike[0].found_base(), alike[0]) if alike else (checkpoint, None)

@@ -99,7 +99,7 @@ _PACKAGES: Final = {_TIKTOKEN: "tiktoken", ".model": "sentencepiece", ".spm": "s
 _TAKEN: Final = re.compile(r"tekken\.json|tokenizer\.model|tiktoken\.model")
 """Parts of names that transformers takes for a vocabulary, whatever the class, if there is no ``tokenizer.json``."""
 VOCABULARIES: Final = (
-    WHOLE, TEKKEN, _TIKTOKEN, *dict.fromkeys(name for each in CLASSES.values() for name in each.files),
+    WHOLE, TEKKEN, _TIKTOKEN, *dict.fromkeys(name for tokenizer_class in CLASSES.values() for name in tokenizer_class.files),
 )  # fmt: skip
 """Files of which a vocabulary is one or several."""
 TEXT_FILES: Final = (
@@ -181,7 +181,7 @@ def _unable(name: str) -> str | None:
 
 def _lacking(files: Collection[str]) -> str | None:
     """The reason for which files are not read that only another package can read."""
-    package = next((package for end, package in _PACKAGES.items() if any(each.endswith(end) for each in files)), None)
+    package = next((package for end, package in _PACKAGES.items() if any(file.endswith(end) for file in files)), None)
     if package is None or find_spec(package) is not None:
         return None
     read = " and ".join(files)

@@ -53,5 +53,5 @@ def unread_beside(folder: Path) -> list[str]:
         return []
     beside = [name for name in _BESIDE_GGUF if (folder / name).is_file()]
     own = [f"{name} (beside a GGUF file, which is read alone)" for name in beside]
-    others = [each for each in unread_files(folder, ()) if each.partition(" ")[0] not in beside]
+    others = [file for file in unread_files(folder, ()) if file.partition(" ")[0] not in beside]
     return [*own, *others][:_MAX_LISTED]

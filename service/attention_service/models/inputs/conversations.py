@@ -70,18 +70,18 @@ class Conversation(NamedTuple):
 def messages_of(messages: Sequence[ChatMessage]) -> list[Message]:
     """The messages of OpenAI's API as those of a question."""
     known = set(Message.model_fields)
-    return [Message.model_validate(each.model_dump(include=known)) for each in messages]
+    return [Message.model_validate(message.model_dump(include=known)) for message in messages]
 
 
 def as_template_reads(message: Message, content: Any) -> TemplateMessage:
     """A message with the fields that it has; arguments of tools are objects, as templates expect."""
-    found: TemplateMessage = {"role": message.role, "content": content}
+    turn: TemplateMessage = {"role": message.role, "content": content}
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
-            found[name] = value
+            turn[name] = value
     if message.tool_calls:
-        found["tool_calls"] = [_called(call.model_dump(exclude_none=True)) for call in message.tool_calls]
-    return found
+        turn["tool_calls"] = [_called(call.model_dump(exclude_none=True)) for call in message.tool_calls]
+    return turn
 
 
 def write_conversation(
@@ -109,16 +109,16 @@ def write_conversation(
 
 def token_parts(spans: Sequence[tuple[int, int] | None], parts: Sequence[tuple[int, int, str]]) -> list[str | None]:
     """The part that each token begins or ends in, by its characters; None for one that is in none."""
-    found: list[str | None] = []
+    parts_of_tokens: list[str | None] = []
     at = 0
     for span in spans:
         if span is None:
-            found.append(None)
+            parts_of_tokens.append(None)
             continue
         while at < len(parts) and parts[at][1] <= span[0]:
             at += 1
-        found.append(parts[at][2] if at < len(parts) and parts[at][0] < span[1] else None)
-    return found
+        parts_of_tokens.append(parts[at][2] if at < len(parts) and parts[at][0] < span[1] else None)
+    return parts_of_tokens
 
 
 def _parts(
@@ -134,10 +134,10 @@ def _parts(
         last = len(_texts(messages[-1]))
         roles[len(roles) - last :] = [ANSWER] * last
     try:
-        found = _placed(text, texts, write(_marked(messages)))
+        placed = _placed(text, texts, write(_marked(messages)))
     except Exception:  # of the template, which may look into the texts
-        found = None
-    places = _searched(text, texts) if found is None else found
+        placed = None
+    places = _searched(text, texts) if placed is None else placed
     numbers = [number for number, message in enumerate(messages) for _ in _texts(message)]
     return [
         (*place, role, number)
@@ -156,7 +156,7 @@ def _texts(message: TemplateMessage) -> list[str]:
 
 def _marked(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """The messages with a mark in the place of each text."""
-    found, number = [], 0
+    marked_messages, number = [], 0
     for message in messages:
         content = message["content"]
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
@@ -165,13 +165,13 @@ def _marked(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
             takes = part["type"] == "text" and part["text"] is not None
             marked.append(part | {"text": f"\ue000{number}\ue001"} if takes else part)
             number += takes
-        found.append(message | {"content": marked if isinstance(content, list) else marked[0]["text"]})
-    return found
+        marked_messages.append(message | {"content": marked if isinstance(content, list) else marked[0]["text"]})
+    return marked_messages
 
 
 def _placed(text: str, texts: Sequence[str], marked: str) -> list[tuple[int, int] | None] | None:
     """The places of texts by the marks in their places; None if the template changes more than their ends."""
-    found: list[tuple[int, int] | None] = [None] * len(texts)
+    placed: list[tuple[int, int] | None] = [None] * len(texts)
     pieces = _MARK.split(marked)
     at = len(pieces[0])
     if not text.startswith(pieces[0]):
@@ -179,23 +179,23 @@ def _placed(text: str, texts: Sequence[str], marked: str) -> list[tuple[int, int
     for number, literal in zip(pieces[1::2], pieces[2::2], strict=True):
         own = texts[int(number)]
         forms = (own, own.strip(), own.lstrip(), own.rstrip())
-        end = next((at + len(each) for each in forms if text.startswith(each + literal, at)), None)
+        end = next((at + len(form) for form in forms if text.startswith(form + literal, at)), None)
         if end is None:
             return None
-        found[int(number)] = at, end
+        placed[int(number)] = at, end
         at = end + len(literal)
-    return found if at == len(text) else None
+    return placed if at == len(text) else None
 
 
 def _searched(text: str, texts: Sequence[str]) -> list[tuple[int, int] | None]:
     """The places of texts, one after another; None for one that is not found."""
-    found: list[tuple[int, int] | None] = []
+    places: list[tuple[int, int] | None] = []
     at = 0
-    for each in map(str.strip, texts):
-        place = text.find(each, at)
-        found.append(None if place < 0 else (place, place + len(each)))
-        at = at if place < 0 else place + len(each)
-    return found
+    for content in map(str.strip, texts):
+        place = text.find(content, at)
+        places.append(None if place < 0 else (place, place + len(content)))
+        at = at if place < 0 else place + len(content)
+    return places
 
 
 def _called(call: dict[str, Any]) -> dict[str, Any]:

@@ -131,17 +131,17 @@ class InputReader(ABC):
 
     def labels(self, stack: Stack) -> list[TokenLabelsReply]:
         """The labels of every token of each text, those of padding included."""
-        found = []
+        replies = []
         for row, (ids, spans) in enumerate(zip(stack.host_ids.tolist(), stack.spans, strict=True)):
             single = ids[: len(ids) - len(stack.compressed)]
             tokens = self.decoder.readable(single) if stack.names is None else stack.names[row]
-            tokens = [*tokens, *(f"[{each.start}…{each.stop - 1}]" for each in stack.compressed)]
+            tokens = [*tokens, *(f"[{span.start}…{span.stop - 1}]" for span in stack.compressed)]
             more = {} if stack.patches is None else patch_labels(stack.patches[row])
             more |= {} if stack.seconds is None else {"seconds": stack.seconds[row]}
             if stack.parts is not None:
                 more["parts"] = stack.parts[row]
-            found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **more))
-        return found
+            replies.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **more))
+        return replies
 
     def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
         """The memory that a model takes before its first layer, besides states as wide as that."""
@@ -202,7 +202,7 @@ class InputReader(ABC):
         ids: Any = getattr(model.generation_config, "eos_token_id", None)
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id
-        return [each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int)]
+        return [token_id for token_id in (ids if isinstance(ids, list) else [ids]) if isinstance(token_id, int)]
 
     @property
     def mask_id(self) -> int | None:

@@ -78,8 +78,8 @@ class Stack:
     @cached_property
     def host_ids(self) -> NDArray[np.int64]:
         """The ids on the host."""
-        found: NDArray[np.int64] = self.ids.cpu().numpy()
-        return found
+        host_ids: NDArray[np.int64] = self.ids.cpu().numpy()
+        return host_ids
 
     @cached_property
     def positions(self) -> NDArray[np.float64] | None:
@@ -111,8 +111,8 @@ class Stack:
         """The first token of each text that is no padding; None if it is token 0 of all."""
         if self.mask is None or bool(self.mask[:, 0].all()):
             return None
-        found: NDArray[np.int64] = self.mask.int().argmax(1).cpu().numpy()
-        return found
+        starts: NDArray[np.int64] = self.mask.int().argmax(1).cpu().numpy()
+        return starts
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ def extended(stack: Stack, compression: Compression) -> Stack:
     own = stack.ids.new_full((len(stack.ids), len(spans)), -1)
     mask = stack.mask
     if mask is not None:
-        real = torch.stack([mask[:, each.start : each.stop].any(1) for each in spans], 1)
+        real = torch.stack([mask[:, span.start : span.stop].any(1) for span in spans], 1)
         mask = torch.cat([mask, real], 1)
     return replace(
         stack,
         ids=torch.cat([stack.ids, own], 1),
         mask=mask,
-        spans=[[*row, *(_covered(row, each) for each in spans)] for row in stack.spans],
+        spans=[[*row, *(_covered(row, span) for span in spans)] for row in stack.spans],
         patches=None if stack.patches is None else [[*row, *[None] * len(spans)] for row in stack.patches],
         compressed=spans,
     )
@@ -56,15 +56,15 @@ def joined(decoder: Stack, encoder: Stack) -> Stack:
 
 def in_windows(images: Stack, windows: LayerWindows) -> Stack:
     """Return the tokens of every window of every image: a batch of windows, those of the first image first."""
-    found: list[list[Patch | None]] = []
+    windowed: list[list[Patch | None]] = []
     for row in images.patches or ():
-        known = sorted((each for each in row if each is not None), key=lambda each: each[2:4])
+        known = sorted((patch for patch in row if patch is not None), key=lambda patch: patch[2:4])
         tokens = _merged(known, windows)
-        found += [[tokens[at] if at >= 0 else None for at in window] for window in windows.order.tolist()]
+        windowed += [[tokens[at] if at >= 0 else None for at in window] for window in windows.order.tolist()]
     ids = windows.order.repeat(len(images.ids), 1).to(images.ids.device)
     spans: list[list[Span]] = [[None] * ids.shape[1]] * len(ids)
-    names = [["padding" if patch is None else patch_name(patch, len(images.ids)) for patch in row] for row in found]
-    return Stack(ids, None, spans, names, found)
+    names = [["padding" if patch is None else patch_name(patch, len(images.ids)) for patch in row] for row in windowed]
+    return Stack(ids, None, spans, names, windowed)
 
 
 def _merged(patches: Sequence[Patch], windows: LayerWindows) -> list[Patch]:
@@ -72,17 +72,17 @@ def _merged(patches: Sequence[Patch], windows: LayerWindows) -> list[Patch]:
     if windows.merged == 1:
         return [*patches]
     squares: dict[tuple[int, int], list[Patch]] = {}
-    for each in patches:
-        squares.setdefault((each.row // windows.merged, each.column // windows.merged), []).append(each)
+    for patch in patches:
+        squares.setdefault((patch.row // windows.merged, patch.column // windows.merged), []).append(patch)
     return [
-        Patch(square[0].image, square[0].crop, *at, _around([each.rectangle for each in square]))
+        Patch(square[0].image, square[0].crop, *at, _around([patch.rectangle for patch in square]))
         for at, square in squares.items()
     ]
 
 
 def _around(rectangles: Sequence[Rectangle | None]) -> Rectangle | None:
     """The least rectangle around several, but for those of padding."""
-    known = [each for each in rectangles if each is not None]
+    known = [rectangle for rectangle in rectangles if rectangle is not None]
     if not known:
         return None
     left, top, right, bottom = zip(*known, strict=True)

@@ -37,11 +37,11 @@ class LongText(Exception):
     def read(self) -> None:
         """Read it, and keep the result for the request."""
         try:
-            found = self._read()
+            result = self._read()
         except Exception as fault:
             self._texts.results[self._key] = _raising(fault)
         else:
-            self._texts.results[self._key] = lambda: found
+            self._texts.results[self._key] = lambda: result
 
 
 def read_beside(key: Hashable, characters: int, read: Callable[[], T]) -> T:
@@ -53,8 +53,8 @@ def read_beside(key: Hashable, characters: int, read: Callable[[], T]) -> T:
     if texts is None or characters <= _LONG:
         return read()
     if key in texts.results:
-        found: T = texts.results[key]()
-        return found
+        result: T = texts.results[key]()
+        return result
     if not texts.may_wait:
         return read()
     raise LongText(texts, key, read)

@@ -82,7 +82,7 @@ class MediaPrompts(TextInputs):
             return made, tokens._replace(parts=token_parts(tokens.spans, written.parts)), "messages"
         if request.tokens is not None:
             made = self.processed(self.mark * len(media), media)
-            ids = [int(each) for each in request.tokens if isinstance(each, int)]
+            ids = [int(token) for token in request.tokens if isinstance(token, int)]
             if ids.count(-1 if self.token is None else self.token) != made["input_ids"][0].tolist().count(self.token):
                 raise InvalidRequest.at(
                     "tokens", f"the number of {self.medium} tokens does not match the {self.several}"
@@ -134,10 +134,10 @@ def tokens_of(made: dict[str, Any], before: int = 0) -> Tokens:
 def _span(start: int, end: int, replaced: Sequence[dict[str, Any]], origin: int) -> Span:
     """The characters of a token before images or sounds were put into the text; None for a token of one."""
     shift = origin
-    for each in replaced:
-        first, last = each["new_span"]
+    for replacement in replaced:
+        first, last = replacement["new_span"]
         if start >= last:
-            shift = origin + each["span"][1] - last
+            shift = origin + replacement["span"][1] - last
         elif end > first:
             return None
     return (start + shift, end + shift) if start < end else None

@@ -54,11 +54,11 @@ class TextInputs(TextReader):
     @property
     def takes(self) -> list[str]:
         """The inputs that requests may have."""
-        found = [] if self.tokenizer is None else ["text"]
-        found += ["text_pair"] if self.tokenizer is not None and self._classifies else []
-        found += ["messages"] if self.tokenizer is not None and self.template else []
+        fields = [] if self.tokenizer is None else ["text"]
+        fields += ["text_pair"] if self.tokenizer is not None and self._classifies else []
+        fields += ["messages"] if self.tokenizer is not None and self.template else []
         reads_target = self.pairs and not self.shifts and self.tokenizer is not None
-        return [*found, "target"] if reads_target else found
+        return [*fields, "target"] if reads_target else fields
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
@@ -120,24 +120,24 @@ class TextInputs(TextReader):
 
     def arguments(self, stack: Stack) -> dict[str, Tensor]:
         """The model's arguments for one batch: positions count from the first token that is no padding."""
-        found = {"input_ids": stack.ids}
+        arguments = {"input_ids": stack.ids}
         if self._global is not None:
-            found["global_attention_mask"] = self._global.mask(stack.ids)
+            arguments["global_attention_mask"] = self._global.mask(stack.ids)
         if stack.segments is not None:
-            found["token_type_ids"] = stack.segments
+            arguments["token_type_ids"] = stack.segments
         if stack.mask is not None:
-            found["attention_mask"] = stack.mask.long()
+            arguments["attention_mask"] = stack.mask.long()
             if self.pads_left and self._counts_positions:
-                found["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
-        return found
+                arguments["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
+        return arguments
 
     def _arguments(self, made: dict[str, Any]) -> dict[str, Tensor]:
         """The arguments of the model's ``forward``, of what a processor made."""
         names = self.names - {"labels"}  # of training
-        found = {name: x.to(self._device) for name, x in made.items() if name in names and isinstance(x, Tensor)}
-        if (mask := found.get("attention_mask")) is not None and bool(mask.all()):
-            del found["attention_mask"]
-        return found
+        tensors = {name: x.to(self._device) for name, x in made.items() if name in names and isinstance(x, Tensor)}
+        if (mask := tensors.get("attention_mask")) is not None and bool(mask.all()):
+            del tensors["attention_mask"]
+        return tensors
 
     def _shifted(self, stack: Stack) -> Stack:
         """The decoder's tokens of a classifier: those of the text behind its first token."""

@@ -59,7 +59,11 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 def _reads(model: PreTrainedModel) -> str:
     """The arguments without which a model does not run, or else its main one."""
     takes = inspect.signature(model.forward).parameters.values()
-    needed = [each.name for each in takes if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    needed = [
+        parameter.name
+        for parameter in takes
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
     return ", ".join(needed or [model.main_input_name])
 
 
@@ -69,8 +73,8 @@ def first_token(model: PreTrainedModel, default: int) -> int:
     places = (
         (model.config, "decoder_start_token_id"), (generation, "decoder_start_token_id"), (generation, "bos_token_id"),
     )  # fmt: skip
-    found = (getattr(place, name, None) for place, name in places)
-    return next((each for each in found if isinstance(each, int)), default)
+    stated = (getattr(place, name, None) for place, name in places)
+    return next((token_id for token_id in stated if isinstance(token_id, int)), default)
 
 
 def max_length(model: PreTrainedModel) -> int | None:
@@ -80,8 +84,10 @@ def max_length(model: PreTrainedModel) -> int | None:
     if not isinstance(limit, int) or limit <= 0:
         return None
     rope: Any = getattr(config, "rope_parameters", None) or {}
-    rotations = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
-    return max([limit, *(_stretched(each, limit) for each in rotations)])
+    rotations = (
+        [rope] if "rope_type" in rope else [rotation for rotation in rope.values() if isinstance(rotation, dict)]
+    )
+    return max([limit, *(_stretched(rotation, limit) for rotation in rotations)])
 
 
 def _stretched(rotation: Mapping[str, Any], limit: int) -> int:

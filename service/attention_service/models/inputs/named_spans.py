@@ -25,10 +25,10 @@ def span_tokens(
     if text is None:
         raise InvalidRequest.at(f"{param}.{field}", "the characters of the tokens are not known; name tokens")
     places = list(_places(span, f"{param}.{field}", text))
-    found = [at for at in real if (own := spans[at]) is not None and any(a < own[1] <= b for a, b in places)]
-    if not found:
+    tokens = [at for at in real if (own := spans[at]) is not None and any(a < own[1] <= b for a, b in places)]
+    if not tokens:
         raise InvalidRequest.at(f"{param}.{field}", "no token ends in it; name a longer part")
-    return found
+    return tokens
 
 
 def _places(span: NamedSpan, param: str, text: str | Conversation) -> Iterator[tuple[int, int]]:

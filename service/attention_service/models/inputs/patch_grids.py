@@ -47,7 +47,7 @@ class Axis(NamedTuple):
 
     def edges(self, patch: int) -> tuple[float, float] | None:
         """The first and the last pixel of a patch that are in the image; None if none is."""
-        low, high = (min(max(self.start + self.step * each, 0.0), self.size) for each in (patch, patch + 1))
+        low, high = (min(max(self.start + self.step * index, 0.0), self.size) for index in (patch, patch + 1))
         return (round(low, 1), round(high, 1)) if high - low > 0.02 * self.step else None
 
 
@@ -89,7 +89,7 @@ def crops_of(
     """
     picture = Image.fromarray(_coordinates(width, height))
     made: Mapping[str, Any] = processor(images=[picture], do_rescale=False, do_normalize=False, return_tensors="pt")
-    return [_crop(each, width, height, patch) for each in pictures(made, patch, merge)]
+    return [_crop(crop_picture, width, height, patch) for crop_picture in pictures(made, patch, merge)]
 
 
 def pictures(made: Mapping[str, Any], patch: tuple[int, int], merge: int) -> list[Floats]:
@@ -105,7 +105,7 @@ def pictures(made: Mapping[str, Any], patch: tuple[int, int], merge: int) -> lis
         split = values[0, : rows * columns].view(rows, columns, down, across, 3)
         values = split.permute(4, 0, 2, 1, 3).reshape(1, 3, rows * down, columns * across)
     values = values.flatten(0, -4)
-    return [each.numpy() for each in values]
+    return [value.numpy() for value in values]
 
 
 def _coordinates(width: int, height: int) -> NDArray[np.uint8]:
@@ -132,11 +132,11 @@ def _crop(picture: Floats, width: int, height: int, patch: tuple[int, int]) -> C
 
 def _middle(inside: NDArray[np.bool_]) -> slice | None:
     """The places that are inside, without the edges, at which resizing repeats pixels."""
-    found = np.flatnonzero(inside)
-    if len(found) < 2:
+    inner = np.flatnonzero(inside)
+    if len(inner) < 2:
         return None
-    edge = len(found) // 8
-    return slice(int(found[0]) + edge, int(found[-1]) + 1 - edge)
+    edge = len(inner) // 8
+    return slice(int(inner[0]) + edge, int(inner[-1]) + 1 - edge)
 
 
 def _axis(colours: Floats, first: int, size: int, patch: int) -> Axis:
@@ -155,7 +155,7 @@ def patch_name(patch: Patch, images: int, *, crops: bool = False) -> str:
 def patch_labels(patches: Sequence[Patch | None]) -> dict[str, Any]:
     """The fields of labels that tell which patches tokens are."""
     return {
-        "patches": [each and (each.image, each.row, each.column) for each in patches],
-        "crops": [None if each is None else each.crop for each in patches],
-        "rectangles": [each and each.rectangle for each in patches],
+        "patches": [patch and (patch.image, patch.row, patch.column) for patch in patches],
+        "crops": [None if patch is None else patch.crop for patch in patches],
+        "rectangles": [patch and patch.rectangle for patch in patches],
     }

@@ -103,13 +103,13 @@ class PredictionHead:
             return None
         if positions is None and self.predicts == "class":
             return self.every(inputs.predicted)
-        found = places_of(positions, inputs.predicted)
+        places = places_of(positions, inputs.predicted)
         least = self._first(inputs.predicted)
-        if (low := min(map(min, found))) < least:
+        if (low := min(map(min, places))) < least:
             raise InvalidRequest.at(
                 "positions", f"token {low} is a patch; objects are the tokens from {least} on, and have predictions"
             )
-        return found
+        return places
 
     def every(self, stack: Stack) -> Places:
         """The indices of all predictions of each text."""
@@ -130,8 +130,8 @@ class PredictionHead:
             states: Tensor = output.last_hidden_state if self.predicts is None else output.logits
             if self.predicts is None and states.ndim == 4:  # a grid of patches, whose channels come first
                 states = states.flatten(2).transpose(1, 2)
-            found = places or []
-            return Rows(states if alike and self.predicts else rows_at(states, found), found)
+            chosen = places or []
+            return Rows(states if alike and self.predicts else rows_at(states, chosen), chosen)
         if self.unit == "choice":
             return Rows(output.logits[:, None], places or [[0]])
         if self.unit == "input":
@@ -139,12 +139,12 @@ class PredictionHead:
         if self.unit == "token":
             return Rows(rows_at(output.logits, places or []), places or [])
         if self.unit == "object":
-            found, first = places or [], self._first(stack)
-            return Rows(rows_at(output.logits, [[place - first for place in row] for row in found]), found)
+            chosen, first = places or [], self._first(stack)
+            return Rows(rows_at(output.logits, [[place - first for place in row] for row in chosen]), chosen)
         logits = torch.stack([output.start_logits, output.end_logits], -1)
         real = logits if stack.mask is None else logits.masked_fill(~stack.mask[..., None], -torch.inf)
-        found = places or real.argmax(1).tolist()
-        return Rows(rows_at(logits, found), found, wide(real).logsumexp(1, keepdim=True))
+        chosen = places or real.argmax(1).tolist()
+        return Rows(rows_at(logits, chosen), chosen, wide(real).logsumexp(1, keepdim=True))
 
     def logs(self, logits: Tensor, partition: Tensor | None = None) -> Tensor:
         """The logarithms of the probabilities of rows ``[…, V]``; of a head that scores, the scores."""
@@ -162,7 +162,7 @@ class PredictionHead:
         """Σ p · ln(p / q) ``[…]`` of ln p and ln q ``[…, V]``; of each class by itself where several can hold."""
         total = (before.exp() * (before - after)).nan_to_num(0.0).sum(-1)
         if self.several:
-            rests = [torch.log1p(-each.exp()) for each in (before, after)]
+            rests = [torch.log1p(-log_p.exp()) for log_p in (before, after)]
             total += (rests[0].exp() * (rests[0] - rests[1])).nan_to_num(0.0).sum(-1)
         return total.clamp_min(0.0)
 
@@ -172,7 +172,7 @@ class PredictionHead:
         """The tokens or classes of these ids, for reading."""
         if self.predicts != "class":
             return reader.readable(ids)
-        return [self.classes[each] if self.classes else str(each) for each in ids]
+        return [self.classes[class_id] if self.classes else str(class_id) for class_id in ids]
 
     def find(self, reader: InputReader, token: int | str, param: str, choices: int) -> int:
         """The id of a token or a class, given as such or by its text. Raises InvalidRequest.
@@ -182,11 +182,11 @@ class PredictionHead:
         if self.predicts != "class":
             return reader.token_id(token, param)
         names = self.classes or tuple(map(str, range(choices)))
-        found = [each for each, name in enumerate(names) if token in (each, name)]
-        if len(found) != 1:
+        ids = [class_id for class_id, name in enumerate(names) if token in (class_id, name)]
+        if len(ids) != 1:
             noun = f"classes ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if self.classes else "texts"
             raise InvalidRequest.at(param, f"{token!r} is not one of the {len(names)} {noun}", limit=len(names))
-        return found[0]
+        return ids[0]
 
 
 def places_of(positions: TokenPositions | None, stack: Stack) -> Places:

@@ -69,7 +69,7 @@ class TextReader(InputReader):
 
         Raises InvalidRequest.
         """
-        turns = [as_template_reads(each, self.content(each)) for each in messages]
+        turns = [as_template_reads(message, self.content(message)) for message in messages]
         return self._written(turns, form or ChatForm(), parted=parted)
 
     def _written(self, messages: Sequence[TemplateMessage], form: ChatForm, *, parted: bool) -> Conversation:
@@ -113,16 +113,16 @@ class TextReader(InputReader):
             raise InvalidRequest.at("text", "expected text, tokens or messages")
         beside = request.text_pair if request.answer is None else request.answer
         several = isinstance(request.text, list) or isinstance(beside, list)
-        found = []
+        token_lists = []
         for index in range(request.inputs):
             place = f"text.{index}" if isinstance(request.text, list) else "text"
             text, second = _nth(request.text, index) or "", _nth(beside, index)
             if request.answer is None:
-                found.append(self.tokens(text, place, pair=second))
+                token_lists.append(self.tokens(text, place, pair=second))
             else:
                 answered = self.filled if self.fills_masks else self.answered
-                found.append(answered(text, second or "", place))
-        return found, "text", several
+                token_lists.append(answered(text, second or "", place))
+        return token_lists, "text", several
 
     def answered(self, text: str, answer: str, param: str) -> Tokens:
         """The tokens of a text and a given answer behind it, read as one text. Raises InvalidRequest.
@@ -157,7 +157,7 @@ class TextReader(InputReader):
 
     def _check_types(self, types: Sequence[Sequence[int] | None], param: str = "token_type_ids") -> None:
         """Raise InvalidRequest for types of tokens that the model does not have."""
-        given = [each for each in types if each is not None]
+        given = [kind for kind in types if kind is not None]
         if given and "token_type_ids" not in self.names:
             raise InvalidRequest.at(param, "the model has no types of tokens; leave them out")
         if given and self._types is not None and (largest := max(map(max, given))) >= self._types:
@@ -185,34 +185,36 @@ class TextReader(InputReader):
         with tokenizer_faults(param):
             if limit is not None and fast and special:
                 return _cut(tokenizer, text, limit) if pair is None else self._cut_pair(tokenizer, text, pair, limit)
-            found = tokenizer(
+            tokenized = tokenizer(
                 text, pair, add_special_tokens=special, truncation=limit is not None, max_length=limit
             )  # fmt: skip
-        ids = list(found["input_ids"])
+        ids = list(tokenized["input_ids"])
         if not ids:
             raise InvalidRequest.at(param, "the tokenizer returns no tokens for it; send a longer text")
-        kinds = found.get("token_type_ids") if pair is not None and "token_type_ids" in self.names else None
+        kinds = tokenized.get("token_type_ids") if pair is not None and "token_type_ids" in self.names else None
         segments = list(kinds) if kinds is not None and any(kinds) else None
         self._check_types([segments], param)
         if not fast:
             return Tokens(ids, [None] * len(ids), segments=segments)
-        spans = _spans(found.encodings[0])
+        spans = _spans(tokenized.encodings[0])
         parts = None
         if pair is not None:
-            parts = [None if each is None else ("text", "text_pair")[each] for each in found.sequence_ids(0)]
+            parts = [
+                None if sequence is None else ("text", "text_pair")[sequence] for sequence in tokenized.sequence_ids(0)
+            ]
         return Tokens(ids, spans, parts, segments)
 
     def _cut_pair(self, tokenizer: Any, text: str, pair: str, limit: int) -> Tokens:
         """The first tokens of two texts, of which the longer one is cut first, with those that the tokenizer adds."""
-        both = [tokenizer(each, add_special_tokens=False).encodings[0] for each in (text, pair)]
+        both = [tokenizer(one, add_special_tokens=False).encodings[0] for one in (text, pair)]
         room = max(0, limit - tokenizer.num_special_tokens_to_add(pair=True))
         for encoding, length in zip(both, longest_first(len(both[0]), len(both[1]), room), strict=True):
             encoding.truncate(length, direction=tokenizer.truncation_side)
-        found = tokenizer.backend_tokenizer.post_process(*both)
-        segments = found.type_ids if "token_type_ids" in self.names and any(found.type_ids) else None
+        processed = tokenizer.backend_tokenizer.post_process(*both)
+        segments = processed.type_ids if "token_type_ids" in self.names and any(processed.type_ids) else None
         self._check_types([segments], "text_pair")
-        parts = [None if each is None else ("text", "text_pair")[each] for each in found.sequence_ids]
-        return Tokens(found.ids, _spans(found), parts, segments)
+        parts = [None if sequence is None else ("text", "text_pair")[sequence] for sequence in processed.sequence_ids]
+        return Tokens(processed.ids, _spans(processed), parts, segments)
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest for ids that the model does not know, and for fewer or more than it runs over."""
@@ -252,8 +254,8 @@ def _cut(tokenizer: Any, text: str, limit: int) -> Tokens:
     """
     encoding = tokenizer(text, add_special_tokens=False).encodings[0]
     encoding.truncate(max(0, limit - tokenizer.num_special_tokens_to_add()), direction=tokenizer.truncation_side)
-    found = tokenizer.backend_tokenizer.post_process(encoding)
-    return Tokens(found.ids, _spans(found))
+    processed = tokenizer.backend_tokenizer.post_process(encoding)
+    return Tokens(processed.ids, _spans(processed))
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:

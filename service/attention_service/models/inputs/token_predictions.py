@@ -19,12 +19,12 @@ def pooled(output: Any) -> Tensor:
             "return", "a text and an image have a pooled vector each; send one of them, or ask their similarity"
         )
     names = ("image_embeds", "pooler_output")
-    found: Tensor | None = next((x for name in names if (x := getattr(output, name, None)) is not None), None)
-    if found is None:
+    state: Tensor | None = next((x for name in names if (x := getattr(output, name, None)) is not None), None)
+    if state is None:
         raise InvalidRequest.at(
             "return", "the model, or its checkpoint, has no pooler, so there is no pooled vector; leave pooled out"
         )
-    return found
+    return state
 
 
 def predictions(
@@ -36,7 +36,7 @@ def predictions(
     ``stack``: the tokens whose predictions they are.
     """
     real = None if stack.mask is None or not head.by_token else stack.mask.tolist()
-    found = []
+    tops = []
     for text, row in enumerate(rows.places):
         for index, position in enumerate(row):
             if real is not None and not real[text][position]:
@@ -50,17 +50,17 @@ def predictions(
                 if rows.partition is None and not head.scores:
                     values["divergence"] = float(head.divergence(before.logs, now.logs))
             top = []
-            for each, token in zip(ids, head.named(reader, ids), strict=True):
-                fields = {"token": token, "id": each, "logit": float(now.logits[each]),
-                          "probability": float(now.probabilities[each])}  # fmt: skip
+            for token_id, token in zip(ids, head.named(reader, ids), strict=True):
+                fields = {"token": token, "id": token_id, "logit": float(now.logits[token_id]),
+                          "probability": float(now.probabilities[token_id])}  # fmt: skip
                 if before is not None:
                     fields |= {
-                        f"{name}_logit": float(before.logits[each]),
-                        f"{name}_probability": float(before.probabilities[each]),
+                        f"{name}_logit": float(before.logits[token_id]),
+                        f"{name}_probability": float(before.probabilities[token_id]),
                     }
                 top.append(valid(LikelyToken, fields))
-            found.append(valid(Prediction, values | {"top": top}))
-    return found
+            tops.append(valid(Prediction, values | {"top": top}))
+    return tops
 
 
 class _Row(NamedTuple):

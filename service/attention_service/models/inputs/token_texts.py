@@ -33,7 +33,7 @@ class TokenDecoder:
         self._backend = backend
         decoder = getattr(backend, "decoder", None)
         state = {} if decoder is None else json.loads(decoder.__getstate__())
-        kinds = {each["type"] for each in state.get("decoders", [state]) if each}
+        kinds = {step["type"] for step in state.get("decoders", [state]) if step}
         self._by_bytes = "ByteLevel" in json.dumps(state)
         self.by_bytes_alone = bool(kinds) and kinds <= {"ByteLevel", "Fuse"}
         """True if every token stands for the same bytes everywhere."""
@@ -52,8 +52,8 @@ class TokenDecoder:
 
     def name(self, token: int) -> str | None:
         """The token as the vocabulary has it; None of one that it does not have."""
-        found = None if self._tokenizer is None else self._tokenizer.convert_ids_to_tokens(token)
-        return None if found is None else str(found)
+        name = None if self._tokenizer is None else self._tokenizer.convert_ids_to_tokens(token)
+        return None if name is None else str(name)
 
     def is_special(self, token: int) -> bool:
         """True for a token that a text leaves out."""
@@ -80,7 +80,10 @@ class TokenDecoder:
         if self._tokenizer is None:
             return " ".join(map(str, ids))
         texts = TokenTexts(self)
-        parts = [(self.name(each) or "").encode() if self.is_special(each) else texts.add(each) for each in ids]
+        parts = [
+            (self.name(token_id) or "").encode() if self.is_special(token_id) else texts.add(token_id)
+            for token_id in ids
+        ]
         return b"".join([*parts, texts.rest()]).decode(errors="replace")
 
     # ── single tokens, for reading ───────────────────────────────────────────────────────────────────────────────────
@@ -91,7 +94,7 @@ class TokenDecoder:
         Bytes that are part of a character are written as ``\xe2``, so that different tokens look different.
         """
         if self._tokenizer is None:
-            return [str(each) for each in ids]
+            return [str(token_id) for token_id in ids]
         if new := [token for token in dict.fromkeys(ids) if token not in self._readable]:
             for token, name in zip(new, self._tokenizer.convert_ids_to_tokens(new), strict=True):
                 self._readable[token] = str(token) if name is None else self._clean(str(name))
@@ -122,7 +125,7 @@ class TokenTexts:
         """The tokens with which the next one is decoded: the last with a text, and all behind it."""
         self._known = ""
         """The text of these that was told."""
-        context = [each for each in prompt if not decoder.is_special(each)][-_CONTEXT:]
+        context = [token_id for token_id in prompt if not decoder.is_special(token_id)][-_CONTEXT:]
         self.begun = _unfinished(b"".join(map(self.add, context)))
         """The bytes of a character that the prompt begins and does not end."""
 
@@ -140,23 +143,23 @@ class TokenTexts:
 
     def add(self, token: int) -> bytes:
         """The bytes of the next token."""
-        found = self.peek(token)
+        written = self.peek(token)
         if self._decoder.by_bytes_alone or self._decoder.is_special(token):
-            return found
+            return written
         self._window.append(token)
-        if found:
+        if written:
             self._window = [token]
             self._known = self._decoder.decode(self._window)
-        return found
+        return written
 
     def rest(self) -> bytes:
         """The bytes that were left to a later token, once none comes any more."""
         if self._decoder.has_byte_tokens or not self._window:
             return b""
         text = self._decoder.decode(self._window)
-        found = text.removeprefix(self._known) if text.startswith(self._known) else ""
+        rest = text.removeprefix(self._known) if text.startswith(self._known) else ""
         self._window, self._known = [], ""
-        return found.encode()
+        return rest.encode()
 
     def _new(self, token: int) -> bytes:
         text, known = self._decoder.decode([*self._window, token]), self._known

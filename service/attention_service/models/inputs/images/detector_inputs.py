@@ -92,7 +92,7 @@ class DetectorInputs(EncoderInputs):
             replace(self.crops(*image.size)[0], rows=rows, columns=columns).patches(number, 0)
             for number, image in enumerate(images)
         ]
-        names = [[patch_name(each, count) for each in row] for row in patches]
+        names = [[patch_name(patch, count) for patch in row] for row in patches]
         mask = _of_places(arguments.get("pixel_mask"), rows, columns)
         shown: list[list[Patch | None]] = [[*row] for row in patches]
         places = Stack(self._ids(rows * columns, count), mask, [[None] * (rows * columns)] * count, names, shown)
@@ -142,5 +142,5 @@ def _of_places(pixels: Tensor | None, rows: int, columns: int) -> Tensor | None:
     """Bool ``[B, places]``: those that are no padding, as the model takes them of the pixels; None if none is."""
     if pixels is None:
         return None
-    found = nn.functional.interpolate(pixels[None].float(), size=(rows, columns))[0].bool().flatten(1)
-    return None if bool(found.all()) else found
+    covered = nn.functional.interpolate(pixels[None].float(), size=(rows, columns))[0].bool().flatten(1)
+    return None if bool(covered.all()) else covered

@@ -112,11 +112,11 @@ class EncoderInputs(InputReader):
                 f"its image processor makes {crop.rows} × {crop.columns} patches of an image, and its config has "
                 f"{first.rows} × {first.columns}",
             )
-        found = find_unrolled_windows(places, self._grids, lambda taps: run(arguments, attention_pass=taps))
-        self.windows = {key: windows for key, windows in found.items() if windows is not None}
+        by_layer = find_unrolled_windows(places, self._grids, lambda taps: run(arguments, attention_pass=taps))
+        self.windows = {key: windows for key, windows in by_layer.items() if windows is not None}
         self._length, self._size = first.places.numel(), arguments["pixel_values"].shape[-2:]
         self.last_states = self._grids[-1].places.numel()
-        return {key: POOLED for key in found if key not in self.windows}
+        return {key: POOLED for key in by_layer if key not in self.windows}
 
     def _find_windows(
         self,
@@ -198,7 +198,7 @@ class EncoderInputs(InputReader):
         if self._grids:
             patches = [patches[at] for at in self._grids[0].places.tolist()]
         if self._mask_ratio is not None:
-            patches = [patches[each] for each in seen_patches(len(patches), self._mask_ratio, mask_seed)[0]]
+            patches = [patches[place] for place in seen_patches(len(patches), self._mask_ratio, mask_seed)[0]]
         return in_their_place(patches, self._first, length)
 
 
@@ -255,8 +255,8 @@ def patch_tokens(
         pixels[..., : crop.rows * down, : crop.columns * across][..., -down:, -across:] += 1
     undo = before(place.first_layer, place.batch_first(lambda state: states.append(state.detach().double())))
     try:
-        for each in (arguments["pixel_values"], pixels):
-            run(arguments | {"pixel_values": each})
+        for shown in (arguments["pixel_values"], pixels):
+            run(arguments | {"pixel_values": shown})
     finally:
         undo()
     if pixels.ndim == 4 and len(states[0]) != len(pixels):
@@ -290,15 +290,15 @@ def token_names(
     row: Sequence[Patch | None], images: int, registers: int, *, crops: bool = False, objects: int = 0
 ) -> list[str]:
     """The tokens of a crop for reading; ``objects``: the last ones that are no patches, but objects."""
-    found, others = [], 0
-    for at, each in enumerate(row):
-        if each is not None:
-            found.append(patch_name(each, images, crops=crops))
+    names, others = [], 0
+    for at, patch in enumerate(row):
+        if patch is not None:
+            names.append(patch_name(patch, images, crops=crops))
             continue
         if (number := at - len(row) + objects) >= 0:
-            found.append(object_name(number))
+            names.append(object_name(number))
             continue
         name = f"register {others - 1}" if registers else f"token {others}"
-        found.append("CLS" if row[0] is None and not others else name)
+        names.append("CLS" if row[0] is None and not others else name)
         others += 1
-    return found
+    return names

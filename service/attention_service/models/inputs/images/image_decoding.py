@@ -71,10 +71,10 @@ def decoded(images: Sequence[ImageBytes]) -> list[Image.Image]:
 
 def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
     """Read the headers alone."""
-    found = list[Image.Image]()
-    for index, each in enumerate(images):
+    opened = list[Image.Image]()
+    for index, encoded in enumerate(images):
         param = f"images.{index}"
-        content = file_of(each.base64, param)
+        content = file_of(encoded.base64, param)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -90,8 +90,8 @@ def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
                 f"the file is broken: its header says {image.width} × {image.height} pixels, more than its {size} "
                 f"bytes can hold as {image.format}",
             )
-        found.append(image)
-    return found
+        opened.append(image)
+    return opened
 
 
 def _too_large(param: str, size: str) -> InvalidRequest:

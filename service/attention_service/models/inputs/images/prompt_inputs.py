@@ -55,7 +55,7 @@ class PromptInputs(MediaPrompts):
         around = [getattr(model.config, name, None) for name in names]
         self.before = self.mark
         """An image before a text."""
-        if all(isinstance(each, int) for each in around):
+        if all(isinstance(token_id, int) for token_id in around):
             start, end = processor.tokenizer.convert_ids_to_tokens(around)
             self.before = f"{start}{self.mark}{end}"
         self._vision: Any = model.config.vision_config
@@ -131,9 +131,9 @@ class PromptInputs(MediaPrompts):
         self, text: str, param: str, *, pair: str | None = None, special: bool = True, limit: int | None = None
     ) -> Tokens:
         """The tokens of a text without images. Raises InvalidRequest."""
-        found = super().tokens(text, param, pair=pair, special=special, limit=limit)
-        self.check(found.ids, param)
-        return found
+        tokens = super().tokens(text, param, pair=pair, special=special, limit=limit)
+        self.check(tokens.ids, param)
+        return tokens
 
     def processed(self, text: str, media: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
         """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""
@@ -161,7 +161,7 @@ class PromptInputs(MediaPrompts):
 
     def _check_apart(self, ids: Sequence[int], made: dict[str, Any], field: str) -> None:
         """Raise InvalidRequest for images side by side, where a model tells them apart by the text between."""
-        own = [each == self.token for each in ids]
+        own = [token_id == self.token for token_id in ids]
         runs = sum(now and not before for before, now in zip([False, *own], own, strict=False))
         if runs < len(made.get("image_grid_thw", ())):
             raise InvalidRequest.at(
@@ -172,17 +172,17 @@ class PromptInputs(MediaPrompts):
         self, ids: Sequence[int], crops: Sequence[Sequence[Crop]], made: dict[str, Any]
     ) -> list[Patch | str | None]:
         """The patch that each token is, or ``ROW_END``; None for other tokens, also of squares that are no patches."""
-        found: list[Patch | str | None] = [None] * len(ids)
-        places = [at for at, each in enumerate(ids) if each == self.token]
+        parts: list[Patch | str | None] = [None] * len(ids)
+        places = [at for at, token_id in enumerate(ids) if token_id == self.token]
         placed: Sequence[Patch | str | None]
         if self._pack is not None and "image_sizes" in made:
             placed = self._packed(self._pack, crops, made["image_sizes"])
         else:
-            placed = next((each for side in _MERGES if len(each := _merged(crops, side)) == len(places)), [])
+            placed = next((patches for side in _MERGES if len(patches := _merged(crops, side)) == len(places)), [])
         if len(placed) == len(places):
             for at, patch in zip(places, placed, strict=True):
-                found[at] = patch
-        return found
+                parts[at] = patch
+        return parts
 
     def _packed(
         self, pack: Callable[..., Any], crops: Sequence[Sequence[Crop]], sizes: Tensor
@@ -191,20 +191,20 @@ class PromptInputs(MediaPrompts):
 
         Where it mixes neighbours, since there are too many, a token is no patch. It puts −1 at the ends of rows.
         """
-        found: list[Patch | str | None] = []
+        parts: list[Patch | str | None] = []
         for image, (several, size) in enumerate(zip(crops, sizes, strict=True)):
-            patches = [each for number, crop in enumerate(several) for each in crop.patches(image, number)]
+            patches = [patch for number, crop in enumerate(several) for patch in crop.patches(image, number)]
             numbers = torch.arange(len(patches), dtype=torch.float64).view(len(several), -1, 1)
             row_end = torch.full((1,), -1.0, dtype=torch.float64)
             (packed,), _ = pack([numbers], image_sizes=size[None], image_newline=row_end)
             packed_numbers: list[float] = packed.flatten().tolist()
-            mixed = any(each != int(each) for each in packed_numbers)
+            mixed = any(number != int(number) for number in packed_numbers)
             known = len(patches) // len(several) if mixed else len(packed_numbers)
-            found += [
-                ROW_END if each == -1 else patches[int(each)] if at < known else None
-                for at, each in enumerate(packed_numbers)
+            parts += [
+                ROW_END if number == -1 else patches[int(number)] if at < known else None
+                for at, number in enumerate(packed_numbers)
             ]
-        return found
+        return parts
 
     def _vision_stack(self, made: dict[str, Any], crops: Sequence[Sequence[Crop]]) -> Stack:
         """The tokens of the layers that see images, in the order in which these have them."""
@@ -232,9 +232,9 @@ class PromptInputs(MediaPrompts):
             number = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge) + first
             units.append(number.transpose(1, 2).reshape(-1, merge * merge))
             first += rows * columns
-        found = torch.cat(units)
+        sequence = torch.cat(units)
         windows = self._windows(grids)
-        order: list[int] = (found if windows is None else found[windows[0]]).flatten().tolist()
+        order: list[int] = (sequence if windows is None else sequence[windows[0]]).flatten().tolist()
         return order
 
     def _windows(self, grids: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -270,4 +270,4 @@ def _merged(crops: Sequence[Sequence[Crop]], side: int) -> list[Patch | None]:
 def image_tokens(config: Any) -> int | None:
     """The token that stands for parts of images in a text; None of a model that knows none."""
     names = ("image_token_id", "image_token_index")
-    return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
+    return next((token_id for name in names if (token_id := getattr(config, name, None)) is not None), None)

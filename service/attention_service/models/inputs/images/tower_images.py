@@ -33,7 +33,7 @@ class TowerImages:
         if do_rescale:
             pixels = pixels / 255
         if do_normalize:
-            mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self._steps.mean, self._steps.std))
+            mean, std = (torch.tensor(channels).view(-1, 1, 1) for channels in (self._steps.mean, self._steps.std))
             pixels = (pixels - mean) / std
         return {"pixel_values": pixels}
 
@@ -45,8 +45,8 @@ class TowerImages:
         missing = max(0, width - resized.width), max(0, height - resized.height)
         if any(missing):
             colour = steps.border if steps.resizing == "longest" else (0, 0, 0)
-            before = [each // 2 for each in missing]
-            behind = [(each + 1) // 2 for each in missing]
+            before = [missing_pixels // 2 for missing_pixels in missing]
+            behind = [(missing_pixels + 1) // 2 for missing_pixels in missing]
             resized = ImageOps.expand(resized, (*before, *behind), colour)
         left, top = (round((have - want) / 2) for have, want in ((resized.width, width), (resized.height, height)))
         return resized.crop((left, top, left + width, top + height))

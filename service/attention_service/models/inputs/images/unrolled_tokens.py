@@ -38,13 +38,13 @@ class StageGrid:
 
 def stage_grids(model: nn.Module) -> list[StageGrid]:
     """Return the tokens of each stage of a model that unrolls them; none for another model."""
-    encoder: Any = next((each for each in model.modules() if hasattr(each, "reroll")), None)
-    found: list[StageGrid] = []
+    encoder: Any = next((module for module in model.modules() if hasattr(module, "reroll")), None)
+    grids: list[StageGrid] = []
     for stage, (_, (rows, columns)) in (encoder.schedule if encoder is not None else {}).items():
         numbers = torch.arange(rows * columns, dtype=torch.float64)[None, :, None]
         at = encoder.reroll(numbers, stage).flatten().long()
-        found.append(StageGrid(rows, columns, at.argsort()))
-    return found
+        grids.append(StageGrid(rows, columns, at.argsort()))
+    return grids
 
 
 @torch.no_grad()
@@ -69,11 +69,11 @@ def find_unrolled_windows(
             for place in places:
                 hooks.callback(before(place.layer, partial(numbers, place)))
             run(attention_pass)
-        found = attention_pass.take()
+        by_layer = attention_pass.take()
         return {
             str(place.key): (_by_token(taps["v"]), taps["v"].shape[2] == taps["context"].shape[2])
             for place in places
-            for taps in [found[place.key]]
+            for taps in [by_layer[place.key]]
         }
 
     zeros = values_of(lambda grid: torch.zeros_like(grid.places, dtype=torch.bool))
@@ -85,7 +85,7 @@ def find_unrolled_windows(
         for key, (values, _) in values_of(lambda grid, bit=bit: (grid.places >> bit & 1).bool()).items():  # type: ignore[misc]
             if (order := orders[key]) is None:
                 continue
-            apart = [abs(values - each[key][0]).max(-1) for each in (zeros, ones)]
+            apart = [abs(values - other[key][0]).max(-1) for other in (zeros, ones)]
             if np.minimum(*apart).max() > _CLOSE * abs(ones[key][0]).max():
                 orders[key] = None
             else:

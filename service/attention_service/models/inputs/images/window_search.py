@@ -42,15 +42,15 @@ class LayerCall:
 
     @property
     def _given(self) -> Tensor:
-        found: Tensor = self.args[0] if self.args else self.options["hidden_states"]
-        return found
+        states: Tensor = self.args[0] if self.args else self.options["hidden_states"]
+        return states
 
     def windows_of(self, states: Tensor) -> Tensor:
         """Return the states ``[W, T, width]`` that the attention is given of these states ``[L, width]``."""
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def reached(state: Tensor) -> None:
-            found.append(state)
+            outputs.append(state)
             raise _Reached
 
         given = states.to(self._given).view(self.shape)
@@ -61,7 +61,7 @@ class LayerCall:
         try:
             self.place.layer(*args, **options)
         except _Reached:
-            return found[0].flatten(1, -2).double().cpu()
+            return outputs[0].flatten(1, -2).double().cpu()
         finally:
             undo()
         raise ValueError("the layer calls no attention")
@@ -69,15 +69,15 @@ class LayerCall:
 
 def layer_calls(places: Sequence[AttentionPlace], run: Callable[[], Any]) -> list[LayerCall]:
     """Run the model. Return the calls of the layers of these attentions."""
-    found: dict[nn.Module, LayerCall] = {}
+    calls: dict[nn.Module, LayerCall] = {}
     of_layer = {place.layer: place for place in places}
 
     def called(layer: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-        found[layer] = LayerCall(of_layer[layer], args, options)
+        calls[layer] = LayerCall(of_layer[layer], args, options)
 
     with noting_calls(of_layer, called):
         run()
-    return [found[place.layer] for place in places]
+    return [calls[place.layer] for place in places]
 
 
 @torch.no_grad()
@@ -100,8 +100,8 @@ def find_windows(call: LayerCall, rows: int, columns: int) -> LayerWindows | Non
     order = torch.zeros(of_ones.shape[:2], dtype=torch.long)
     for bit in range(length.bit_length()):
         given = torch.where((number >> bit & 1).bool()[:, None], one, zero)
-        found = call.windows_of(given)
-        apart = [(found - each).abs().amax(-1) for each in (of_zeros, of_ones)]
+        windows = call.windows_of(given)
+        apart = [(windows - other).abs().amax(-1) for other in (of_zeros, of_ones)]
         if bool((torch.minimum(*apart) > close).any()):
             return None
         order += (apart[1] < apart[0]).long() << bit

@@ -68,10 +68,10 @@ def decoded(audio: Sequence[AudioBytes], rate: int) -> list[Sound]:
 
 def _opened(audio: Sequence[AudioBytes]) -> list[_SoundFile]:
     """Read the headers alone, and count the samples of a file whose header leaves them open."""
-    found = []
-    for index, each in enumerate(audio):
+    opened = []
+    for index, encoded in enumerate(audio):
         param = f"audio.{index}"
-        content = file_of(each.base64, param)
+        content = file_of(encoded.base64, param)
         file = _open(content, param)
         samples = file.frames
         if samples == _UNKNOWN:
@@ -84,8 +84,8 @@ def _opened(audio: Sequence[AudioBytes]) -> list[_SoundFile]:
             raise InvalidRequest.at(
                 param, f"the file is broken: its header says {samples} samples, more than its {size} bytes can hold"
             )
-        found.append(_SoundFile(file, content, samples))
-    return found
+        opened.append(_SoundFile(file, content, samples))
+    return opened
 
 
 def _open(content: BytesIO, param: str) -> Any:
@@ -144,7 +144,7 @@ def _bytes_of(files: Sequence[_SoundFile], rate: int) -> int:
                 "well. Send shorter ones",
                 limit=MAX_SAMPLES,
             )
-    return int(_BYTES_READ * sum(each.samples for each in files) + _BYTES * made)
+    return int(_BYTES_READ * sum(file.samples for file in files) + _BYTES * made)
 
 
 def _decoded(sound: _SoundFile, rate: int, param: str) -> Sound:

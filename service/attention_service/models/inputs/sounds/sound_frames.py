@@ -115,15 +115,17 @@ def feature_samples(model: PreTrainedModel, extractor: Any) -> int | None:
 
 def _lengths(model: PreTrainedModel) -> Callable[[Tensor], Any] | None:
     """The model's own function from features to the frames of its layers; None if it has none."""
-    own: Any = next((found for name in _RULES if (found := getattr(model, name, None)) is not None), None)
+    own: Any = next((rule for name in _RULES if (rule := getattr(model, name, None)) is not None), None)
     if own is None:
         return None
     # An adapter stands behind the layers.
     options = {"add_adapter": False} if "add_adapter" in inspect.signature(own).parameters else {}
 
     def lengths(features: Tensor) -> Any:
-        found = own(features, **options)
-        return found[0] if isinstance(found, tuple) else found  # the second is the length of what is pooled after them
+        counted = own(features, **options)
+        return (
+            counted[0] if isinstance(counted, tuple) else counted
+        )  # the second is the length of what is pooled after them
 
     return lengths
 

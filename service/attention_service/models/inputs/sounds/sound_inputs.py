@@ -62,7 +62,7 @@ class SoundInputs(TextInputs):
         """Samples of a feature."""
         self.short_text = self._made.count(self._features(self.short_runs()[0]))
         self._masks = model.config.model_type not in _UNMASKED and not any(
-            isinstance(each, nn.GroupNorm) for each in model.modules()
+            isinstance(module, nn.GroupNorm) for module in model.modules()
         )
         """True if its numbers are the same whatever fills up a batch: no norm is over time, and no padding leaks."""
         self._widest = _widest(model) * model.dtype.itemsize
@@ -149,7 +149,7 @@ class SoundInputs(TextInputs):
         # Whisper, whose mask has the first name, attends to what its sounds are filled up with.
         hides = self._made.most_samples is None or self._mask != _MASKS[0]
         if hides and (real := arguments.get(self._mask or "")) is not None:
-            own = torch.tensor([self._made.count(int(each)) for each in real.sum(1)], device=self._device)
+            own = torch.tensor([self._made.count(int(frames)) for frames in real.sum(1)], device=self._device)
             mask = torch.arange(length, device=self._device) < own[:, None]
             mask = None if bool(mask.all()) else mask
         seconds = [self._made.seconds(length, sound.seconds) for sound in sounds]

@@ -118,7 +118,7 @@ class SoundPrompts(MediaPrompts):
         """The input of a prompt that the processor made. Raises InvalidRequest that names the field."""
         self.check(tokens.ids, field, sounds=True)
         seconds = self._seconds(tokens.ids, sounds, field)
-        shown = [None if each is None else f"{each[0]:.2f} s" for each in seconds]
+        shown = [None if span is None else f"{span[0]:.2f} s" for span in seconds]
         stack = self.stack(tokens, shown, seconds=[seconds])
         return Inputs(False, stack, None, self._arguments(made), self._heard(sounds))
 
@@ -158,11 +158,11 @@ class SoundPrompts(MediaPrompts):
         runs = [[*run] for own, run in groupby(range(len(ids)), lambda at: ids[at] == self.token) if own]
         if len(runs) != len(sounds):
             raise InvalidRequest.at(field, "two sounds follow each other directly; put a text between them")
-        found: list[Seconds] = [None] * len(ids)
+        spans: list[Seconds] = [None] * len(ids)
         for run, sound in zip(runs, sounds, strict=True):
             for number, at in enumerate(run):
-                found[at] = part_of(number * self._stride, (number + 1) * self._stride, sound.seconds)
-        return found
+                spans[at] = part_of(number * self._stride, (number + 1) * self._stride, sound.seconds)
+        return spans
 
     def _heard(self, sounds: Sequence[Sound]) -> Stack:
         """The frames of the layers that hear, a row for each window of a sound."""
@@ -173,8 +173,8 @@ class SoundPrompts(MediaPrompts):
         ]  # fmt: skip
         begins = [[begin + at * frame for at in range(length)] for begin, _ in windows]
         seconds = [
-            [part_of(each, each + frame, end) for each in row] for row, (_, end) in zip(begins, windows, strict=True)
+            [part_of(begin, begin + frame, end) for begin in row] for row, (_, end) in zip(begins, windows, strict=True)
         ]
-        names = [[f"{each:.2f} s" for each in row] for row in begins]
+        names = [[f"{begin:.2f} s" for begin in row] for row in begins]
         ids = torch.arange(length, device=self._device).expand(len(windows), -1)
         return Stack(ids, None, [[None] * length] * len(windows), names, seconds=seconds)

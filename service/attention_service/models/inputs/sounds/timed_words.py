@@ -27,23 +27,23 @@ def timed_words(parts: Sequence[bytes], times: Sequence[float], *, spaced: bool 
     """
     edges = [0, *accumulate(map(len, parts))]
     raw = b"".join(parts)
-    found, done = [], 0
+    words, done = [], 0
     for begin, end in _word_places(raw, edges, spaced=spaced):
-        found.append(
+        words.append(
             TimedWord(raw[begin:end].decode(errors="replace"), _begin(edges, times, done), _end(edges, times, end))
         )
         done = end
-    return found
+    return words
 
 
 def _word_places(raw: bytes, edges: Sequence[int], *, spaced: bool) -> Iterator[tuple[int, int]]:
     """The first byte of each word, and the one behind its last."""
     text = raw.decode(errors="surrogateescape")  # a character for each byte of none
-    places = [0, *accumulate(len(each.encode(errors="surrogateescape")) for each in text)]
+    places = [0, *accumulate(len(character.encode(errors="surrogateescape")) for character in text)]
     characters = set(places)
     for word in _WORD.finditer(text):
         begin, end = places[word.start()], places[word.end()]
-        inner = [] if spaced else [each for each in edges if begin < each < end and each in characters]
+        inner = [] if spaced else [edge for edge in edges if begin < edge < end and edge in characters]
         yield from pairwise(dict.fromkeys([begin, *inner, end]))
 
 

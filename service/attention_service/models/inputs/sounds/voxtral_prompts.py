@@ -62,7 +62,7 @@ class VoxtralPrompts(ProcessorMixin):
                 pad_to_multiple_of=extractor.n_samples, return_tensors="pt",
             )["input_features"]  # fmt: skip
             windows.append(torch.stack(features.split(extractor.nb_max_frames, -1)))
-        texts = [BEGIN + self.audio_token * (len(each) * self._tokens) for each in windows]
+        texts = [BEGIN + self.audio_token * (len(window) * self._tokens) for window in windows]
         return {"input_features": torch.cat(windows)}, texts
 
     def transcription_prompt(self, language: str | None) -> str:

@@ -135,8 +135,8 @@ class AttentionPass:
         for alike in self._waiting.values():
             self._inspect(alike)
         self._waiting.clear()
-        found, self._found = self._found, {}
-        return found
+        results, self._found = self._found, {}
+        return results
 
     @property
     def of_modules(self) -> set[tuple[LayerKey, str]]:
@@ -238,9 +238,9 @@ class AttentionPass:
         fields = operation.collect(results)
         if task.chosen_share:
             fields["statistics"][CHOSEN_SHARE] = self._chosen_share(first, edits)
-        for index, each in enumerate(alike):
+        for index, call in enumerate(alike):
             place = slice(index * batch, (index + 1) * batch) if task.batched else index
-            self._found.setdefault(each.layer, {}).update(_at(fields, place))
+            self._found.setdefault(call.layer, {}).update(_at(fields, place))
         return beside
 
     def _chosen_share(self, inspected: "Inspected", edits: Sequence[BoundEdit]) -> Any:
@@ -249,8 +249,8 @@ class AttentionPass:
         if dense is None:
             return np.full(raw.query.shape[:2], np.nan, np.float32)
         real = inspected.task.query_mask
-        found = chosen_share(problem_of(raw), dense, None if real is None else real.to(dense.device), edits)
-        return on_host({"": found.to(raw.query.dtype)})[""]
+        share = chosen_share(problem_of(raw), dense, None if real is None else real.to(dense.device), edits)
+        return on_host({"": share.to(raw.query.dtype)})[""]
 
 
 class KeptAttentions(AttentionPass):
@@ -317,23 +317,23 @@ class Inspected:
 
     def tensors(self, alike: "Sequence[Inspected]") -> dict[str, Tensor]:
         """The tensors of all of them, one behind the other along the batch."""
-        raws, many = [each.raw for each in alike], len(alike)
-        found = {
+        raws, many = [call.raw for call in alike], len(alike)
+        tensors = {
             "query": _stacked([raw.query for raw in raws]),
             "key": _stacked([raw.key for raw in raws]),
             "value": _stacked([raw.value for raw in raws]),
         }
         if self.raw.mask is not None:
             batch = self.raw.query.shape[0]
-            found["mask"] = _stacked([_of_batch(raw.mask, batch) for raw in raws if raw.mask is not None])
+            tensors["mask"] = _stacked([_of_batch(raw.mask, batch) for raw in raws if raw.mask is not None])
         for name, shared in (("key_mask", self.raw.key_mask), ("query_mask", self.task.query_mask)):
             if shared is not None:
-                found[name] = shared.repeat(many, 1)
+                tensors[name] = shared.repeat(many, 1)
         if self.raw.weights is not None:
-            found["weights"] = _stacked([raw.weights for raw in raws if raw.weights is not None])
+            tensors["weights"] = _stacked([raw.weights for raw in raws if raw.weights is not None])
         if self.raw.offset:
-            found["offsets"] = torch.tensor(self.raw.offset)
-        return found
+            tensors["offsets"] = torch.tensor(self.raw.offset)
+        return tensors
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

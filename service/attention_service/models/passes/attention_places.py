@@ -291,7 +291,7 @@ def find_places(
         raise does_not_run(model, fault) from fault
     where = {key: one for one, keys in layers for key in keys}
     keys_of = {key: keys for _, keys in layers for key in keys}
-    found: dict[str, AttentionPlace] = {}
+    places: dict[str, AttentionPlace] = {}
     for key, raw in probe.seen.items():
         one = where[key]
         path = layer_path(one.path, nested=str(key).startswith(_UNNUMBERED))
@@ -302,7 +302,7 @@ def find_places(
         stated = len(shape) == 3 and shape[:2] == sizes
         time_first = taps is not None and not stated and shape[:2] == sizes[::-1]
         compressed = 0 if compression is None else compression.count(raw.query.shape[2])
-        found[str(key)] = AttentionPlace(
+        places[str(key)] = AttentionPlace(
             key,
             one.module,
             layer,
@@ -321,4 +321,4 @@ def find_places(
             calls=attention.calls_of(one.module),
             beside=attention.taps_beside(one.module),
         )
-    return found
+    return places

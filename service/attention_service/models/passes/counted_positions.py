@@ -21,7 +21,7 @@ _POSITIONS: Final = "position_ids"
 
 def counting_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that make positions of the number of tokens before a pass."""
-    return [each for each in model.modules() if _PAST in inspect.signature(each.forward).parameters]
+    return [module for module in model.modules() if _PAST in inspect.signature(module.forward).parameters]
 
 
 @contextmanager
@@ -41,15 +41,15 @@ def counting_rows(modules: Sequence[nn.Module], lengths: Sequence[int]) -> Itera
         signature = inspect.signature(own)
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
-            given, found = signature.bind(*args, **kwargs).arguments, dict[int, Tensor]()
+            given, states_by_row = signature.bind(*args, **kwargs).arguments, dict[int, Tensor]()
             for length, alike in rows.items():
-                arguments = {name: _of_rows(each, alike, len(lengths)) for name, each in given.items()}
+                arguments = {name: _of_rows(argument, alike, len(lengths)) for name, argument in given.items()}
                 if (positions := arguments.get(_POSITIONS)) is not None:
                     arguments[_POSITIONS] = positions + (length - max(lengths))
                 states = own(**arguments | {_PAST: length})
                 states = states.reshape(-1, 1, states.shape[-1]).expand(len(alike), -1, -1)
-                found |= dict(zip(alike, states, strict=True))
-            return torch.stack([found[row] for row in range(len(lengths))])
+                states_by_row |= dict(zip(alike, states, strict=True))
+            return torch.stack([states_by_row[row] for row in range(len(lengths))])
 
         return forward
 

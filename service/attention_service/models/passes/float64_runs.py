@@ -42,18 +42,18 @@ def in_float64(model: PreTrainedModel) -> Iterator[None]:
     by one, since PyTorch's grouped products have no float64.
     """
     experts: Any = getattr(model.config, "_experts_implementation", None)
-    held = [each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()]
-    former = [each.data for each in held]
+    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    former = [tensor.data for tensor in held]
     try:
         model.set_experts_implementation("eager")
-        for each in held:
-            each.data = each.data.double()
+        for tensor in held:
+            tensor.data = tensor.data.double()
         with float64():
             yield
     finally:
         model.set_experts_implementation(experts)
-        for each, data in zip(held, former, strict=True):
-            each.data = data
+        for tensor, data in zip(held, former, strict=True):
+            tensor.data = data
 
 
 @contextmanager
@@ -90,12 +90,12 @@ def compute_in_float64(model: PreTrainedModel) -> None:
 
 def copied_module(module: nn.Module) -> nn.Module:
     """A copy of a module, with its parameters and none of its hooks, that computes in float64 if the module does."""
-    found = copy.copy(module)
-    found._parameters, found._buffers = dict(module._parameters), dict(module._buffers)
-    found._forward_hooks, found._forward_pre_hooks = OrderedDict(), OrderedDict()
-    if (wide := vars(found).pop("forward", None)) is not None:  # that of the module itself
-        found.forward = update_wrapper(partial(_called, found.forward), wide)
-    return found
+    copied = copy.copy(module)
+    copied._parameters, copied._buffers = dict(module._parameters), dict(module._buffers)
+    copied._forward_hooks, copied._forward_pre_hooks = OrderedDict(), OrderedDict()
+    if (wide := vars(copied).pop("forward", None)) is not None:  # that of the module itself
+        copied.forward = update_wrapper(partial(_called, copied.forward), wide)
+    return copied
 
 
 def _called(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -125,31 +125,31 @@ class Float64(TorchFunctionMode):
         """Run one function."""
         if function not in _OF_BITS:
             function = _CASTS.get(function, function)
-            args = [_WIDE.get(each, each) if isinstance(each, torch.dtype) else each for each in args]
+            args = [_WIDE.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args]
             kwargs = {
-                name: _WIDE.get(each, each) if isinstance(each, torch.dtype) else each
-                for name, each in (kwargs or {}).items()
+                name: _WIDE.get(arg, arg) if isinstance(arg, torch.dtype) else arg
+                for name, arg in (kwargs or {}).items()
             }
         if function is torch.where:  # which makes float32 of two numbers
-            args = [torch.tensor(each, dtype=torch.float64) if isinstance(each, float) else each for each in args]
+            args = [torch.tensor(arg, dtype=torch.float64) if isinstance(arg, float) else arg for arg in args]
         options = kwargs or {}
         if function is torch.full and "dtype" not in options:
             # XGLM fills a mask with float64's least number, which float32 does not have.
             filled = options["fill_value"] if "fill_value" in options else args[1]
             options = {**options, "dtype": torch.float64} if isinstance(filled, float) else options
-        found = function(*args, **options)
-        if not isinstance(found, Tensor) or found.dtype not in _WIDE or function in _OF_BITS:
-            return found
+        result = function(*args, **options)
+        if not isinstance(result, Tensor) or result.dtype not in _WIDE or function in _OF_BITS:
+            return result
         given = [x for x in tree_leaves((args, options)) if isinstance(x, Tensor)]
-        return found if any(x.dtype in _WIDE for x in given) else _made_wide(function, args, options, given, found)
+        return result if any(x.dtype in _WIDE for x in given) else _made_wide(function, args, options, given, result)
 
 
 def _made_wide(
-    function: Any, args: Sequence[Any], options: Mapping[str, Any], given: Sequence[Tensor], found: Tensor
+    function: Any, args: Sequence[Any], options: Mapping[str, Any], given: Sequence[Tensor], result: Tensor
 ) -> Tensor:
     """The narrow result of a function of integers, or of no tensor, as the function makes it in float64."""
     if function in _DRAWN:
-        return found.double()
+        return result.double()
     wide: Tensor
     try:
         if not given:
@@ -157,5 +157,5 @@ def _made_wide(
         else:
             wide = function(*tree_map_only(Tensor, Tensor.double, list(args)), **options)
     except (TypeError, RuntimeError):
-        return found.double()
+        return result.double()
     return wide

@@ -76,9 +76,9 @@ class JoinedCalls:
             if self._last is not None and self._last[0] is query and self._last[1] is key:
                 self._counts[module] = self.count(module) + 1
             self._last = query, key
-        found, width = attend(self._values.pop(module, value)), value.shape[3]
-        if found.shape[3] == width:
-            return found
-        first, *others = (each.contiguous() for each in torch.tensor_split(found, found.shape[3] // width, -1))
+        context, width = attend(self._values.pop(module, value)), value.shape[3]
+        if context.shape[3] == width:
+            return context
+        first, *others = (chunk.contiguous() for chunk in torch.tensor_split(context, context.shape[3] // width, -1))
         self._contexts[module] = others
         return first

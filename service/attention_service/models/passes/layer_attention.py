@@ -248,17 +248,19 @@ class LayerAttention:
             attention_pass.problems[layer] = problem
             return _traced(problem, task, edits, kernel, attention_pass.traced.setdefault(layer, {}))
         if task.whole:
-            found = attend(problem, task.whole, _EVERYTHING, edits, kernel)
-            attention_pass.add(layer, {"whole": {name: x if task.batched else x[0] for name, x in found.taps.items()}})
+            attended = attend(problem, task.whole, _EVERYTHING, edits, kernel)
+            attention_pass.add(
+                layer, {"whole": {name: x if task.batched else x[0] for name, x in attended.taps.items()}}
+            )
         taps = [tap for tap in task.taps if tap not in MODULE_TAPS]
         if taps or not task.whole:
-            found = attend(problem, taps, task.selection, edits, kernel)
+            attended = attend(problem, taps, task.selection, edits, kernel)
         if taps:
             bound = bound_to(raw, batched=task.batched)
-            attention_pass.add(layer, tap_results(bound, found.taps, average_heads=task.average_heads))
+            attention_pass.add(layer, tap_results(bound, attended.taps, average_heads=task.average_heads))
         if inspected is not None:
             attention_pass.inspect(inspected)
-        return found.context
+        return attended.context
 
     def kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:
         """The kernel that computes the output: the fastest by a roofline that needs little enough memory."""
@@ -275,7 +277,12 @@ class LayerAttention:
             able = able_kernels(bound, self._device, None, Needs(edits=edits))
             clock = self._device.clock
             name = choose_kernel(
-                bound, able, clock, KERNEL_BYTES, lambda each: least_bytes(bound, each), backward=backward
+                bound,
+                able,
+                clock,
+                KERNEL_BYTES,
+                lambda kernel_choice: least_bytes(bound, kernel_choice),
+                backward=backward,
             )
             if len(self._kernels) >= 4096:
                 self._kernels.clear()
@@ -284,7 +291,7 @@ class LayerAttention:
 
 
 def _traced(
-    problem: Problem, task: LayerTask, edits: Sequence[BoundEdit], kernel: Kernel, found: dict[str, Tensor]
+    problem: Problem, task: LayerTask, edits: Sequence[BoundEdit], kernel: Kernel, traces: dict[str, Tensor]
 ) -> Tensor:
     """The context, on the graph of its inputs and of the taps that are kept."""
     q, k, v = (
@@ -296,5 +303,5 @@ def _traced(
         taps = trace(problem, edits)
     else:
         taps = {"q": q, "k": k, "v": v, "context": attend(problem, (), _EVERYTHING, (), kernel).context}
-    found.update({tap: taps[tap] for tap in traced})
+    traces.update({tap: taps[tap] for tap in traced})
     return taps["context"]

@@ -83,8 +83,8 @@ def turned(change: State) -> State:
     """A change of states ``[B, L, width]`` as one of states ``[L, B, width]``."""
 
     def changed(state: Tensor) -> Tensor | None:
-        found = change(state.transpose(0, 1))
-        return None if found is None else found.transpose(0, 1)
+        changed_state = change(state.transpose(0, 1))
+        return None if changed_state is None else changed_state.transpose(0, 1)
 
     return changed
 
@@ -93,8 +93,8 @@ def with_channels_last(change: State) -> State:
     """A change of states ``[B, rows, columns, width]`` as one of states ``[B, width, rows, columns]``."""
 
     def changed(state: Tensor) -> Tensor | None:
-        found = change(state.permute(0, 2, 3, 1))
-        return None if found is None else found.permute(0, 3, 1, 2)
+        changed_state = change(state.permute(0, 2, 3, 1))
+        return None if changed_state is None else changed_state.permute(0, 3, 1, 2)
 
     return changed
 
@@ -104,8 +104,8 @@ def one_by_one(changes: Sequence[State]) -> State:
 
     def change(state: Tensor) -> Tensor | None:
         new: Tensor | None = None
-        for each in changes:
-            changed = each(state if new is None else new)
+        for one_change in changes:
+            changed = one_change(state if new is None else new)
             new = new if changed is None else changed
         return new
 
@@ -117,8 +117,8 @@ def on_turn(changes: Mapping[int, State], turns: int) -> State:
     calls = iter(range(2**62))
 
     def change(state: Tensor) -> Tensor | None:
-        found = changes.get(next(calls) % turns)
-        return None if found is None else found(state)
+        changed = changes.get(next(calls) % turns)
+        return None if changed is None else changed(state)
 
     return change
 

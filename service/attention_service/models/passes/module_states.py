@@ -35,24 +35,24 @@ class ModuleStates:
     def learn(self) -> None:
         """Find what the pass before has set, the first time. It is one that keeps a past."""
         if self._possible is not None:
-            changed = [each for each in self._possible if getattr(each.module, each.name, None) is not each.first]
-            self._found = [each for each in changed if isinstance(getattr(each.module, each.name, None), Tensor)]
+            changed = [slot for slot in self._possible if getattr(slot.module, slot.name, None) is not slot.first]
+            self._found = [slot for slot in changed if isinstance(getattr(slot.module, slot.name, None), Tensor)]
             self._possible = None
 
     def take(self) -> Held:
         """Return the states of the text of the last pass, and leave the modules as before any."""
         held: list[Tensor | None] = []
-        for each in self._found:
-            held.append(getattr(each.module, each.name))
-            setattr(each.module, each.name, each.first)
+        for slot in self._found:
+            held.append(getattr(slot.module, slot.name))
+            setattr(slot.module, slot.name, slot.first)
         return held
 
     def give(self, held: Held) -> None:
         """Restore the module states of a text before its next pass."""
-        for each, value in zip(self._found, held, strict=False):
-            setattr(each.module, each.name, value)
+        for slot, value in zip(self._found, held, strict=False):
+            setattr(slot.module, slot.name, value)
 
 
 def copied(held: Held) -> Held:
     """States of their own for another text that begins alike."""
-    return [None if each is None else each.clone() for each in held]
+    return [None if state is None else state.clone() for state in held]

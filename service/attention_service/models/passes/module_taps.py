@@ -64,8 +64,8 @@ class ModuleTaps:
     def names(self) -> frozenset[str]:
         """The taps that can be asked for."""
         chooses = self.rate is not None or self.shares
-        found = {GATE: self.gate is not None, INDEX_SCORES: self.rate is not None, CHOSEN: chooses}
-        return frozenset(tap for tap, has in found.items() if has)
+        has_tap = {GATE: self.gate is not None, INDEX_SCORES: self.rate is not None, CHOSEN: chooses}
+        return frozenset(tap for tap, has in has_tap.items() if has)
 
 
 NOTHING_BESIDE: Final = ModuleTaps()
@@ -140,7 +140,7 @@ class _Run(TorchFunctionMode):
     ) -> Any:
         if function in _CHOICES and self.context is None:
             args = [self.chosen_by(args[0]), *args[1:]]
-        elif function in _PRODUCTS and self.context is not None and all(isinstance(each, Tensor) for each in args):
+        elif function in _PRODUCTS and self.context is not None and all(isinstance(arg, Tensor) for arg in args):
             self.products += 1
             args = self.multiplied(args)
         return function(*args, **(kwargs or {}))
@@ -171,8 +171,8 @@ class _Trial(_Run):
 
     def multiplied(self, factors: Sequence[Any]) -> Sequence[Any]:
         """Note the first product of the context by as many numbers, or by one number a head."""
-        found = self._taps.get(self.module, NOTHING_BESIDE)
-        if self.context is None or found.gate is not None:
+        beside = self._taps.get(self.module, NOTHING_BESIDE)
+        if self.context is None or beside.gate is not None:
             return factors
         for argument, other in ((1, 0), (0, 1)):
             gate, x = factors[argument], factors[other]
@@ -181,7 +181,7 @@ class _Trial(_Run):
             fits = gate.shape == x.shape or (x.shape == self.context.shape and gate.shape == by_head)
             if fits and _same(x, self.context):
                 gated = GateProduct(self.products, argument, width)
-                self._taps[self.module] = replace(found, gate=gated)
+                self._taps[self.module] = replace(beside, gate=gated)
                 break
         return factors
 
@@ -270,6 +270,6 @@ def chosen_share(
     inputs = StatisticInputs(chosen=seen_keys(problem))
     every = tiles(whole, Selection())
     rows = real_queries(whole) if real is None else real.bool()
-    found = totals(whole, rows, every, TiledWeights(whole, edits).compute, (CHOSEN_SHARE,), inputs)
-    share: Tensor = found.means()[CHOSEN_SHARE]
+    class_totals = totals(whole, rows, every, TiledWeights(whole, edits).compute, (CHOSEN_SHARE,), inputs)
+    share: Tensor = class_totals.means()[CHOSEN_SHARE]
     return share

@@ -168,8 +168,8 @@ def changing(changes: Iterable[tuple[Site, State]]) -> Iterator[None]:
     with ExitStack() as stack:
         for side, by_turn in calls.items():
             module, given = side
-            each = {turn: one_by_one(made) if len(made) > 1 else made[0] for turn, made in by_turn.items()}
-            change = each[0] if turns[side] == 1 else on_turn(each, turns[side])
+            changes_by_turn = {turn: one_by_one(made) if len(made) > 1 else made[0] for turn, made in by_turn.items()}
+            change = changes_by_turn[0] if turns[side] == 1 else on_turn(changes_by_turn, turns[side])
             if side in routed:
                 stack.enter_context(_weighing(module, routed[side], change))
             else:
@@ -198,15 +198,15 @@ def _weighing(module: nn.Module, call: ExpertCall, change: State) -> Iterator[No
 
 def state_edits(attention_pass: AttentionPass) -> list[tuple[Point, State]]:
     """Return the edits of states in a pass, which are made behind the modules that make them."""
-    found: list[tuple[Point, State]] = []
+    edits: list[tuple[Point, State]] = []
     for texts in attention_pass.texts:
         for layer, task in texts.attention_pass.tasks.items():
             taps = dict.fromkeys(edit.tap for edit in task.edits if edit.tap in STATE_TAPS)
-            found += [
+            edits += [
                 (edited_point(layer, tap), _edited([one for one in task.edits if one.tap == tap], texts, tap))
                 for tap in taps
             ]
-    return found
+    return edits
 
 
 def edited_point(key: LayerKey, tap: str) -> Point:

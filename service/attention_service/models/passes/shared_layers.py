@@ -44,8 +44,8 @@ class KeptStates:
     @property
     def last(self) -> Tensor:
         """``[B, L, d_model]`` behind the last layer."""
-        found: Tensor = first_of(self.returned[max(self.returned)])
-        return found
+        state: Tensor = first_of(self.returned[max(self.returned)])
+        return state
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class SharedLayers:
         self._blocks = _stack(model, places)
         at = {id(block): index for index, block in enumerate(self._blocks)}
         self._index: dict[LayerKey, int] = {place.key: at[id(place.layer)] for place in places if self._blocks}
-        self._last = next((each.module for each in places if self._index.get(each.key) == self.count - 1), None)
+        self._last = next((place.module for place in places if self._index.get(place.key) == self.count - 1), None)
         """The attention of the last layer."""
         known: Any = model
         head = known.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -141,7 +141,7 @@ class SharedLayers:
             for module in self._blocks[first].modules() if many.stride(0) == 0 and copies > 1 else ():
                 if next(module.children(), None) is None:
                     stack.callback(replaced(module, partial(_once, module.forward)))
-            for module in (each for block in self._blocks[first:] for each in block.modules()):
+            for module in (module for block in self._blocks[first:] for module in block.modules()):
                 if type(module) is NewGELUActivation:  # the same formula by eight operations over large states
                     stack.callback(replaced(module, partial(gelu, approximate="tanh")))
             if self._head is not None and not state.is_cuda:
@@ -198,10 +198,10 @@ class SharedLayers:
         for first in firsts:
             try:
                 with self.beginning(kept, first, 2, last if narrow else None):
-                    found = run(2 * texts)
+                    begun = run(2 * texts)
             except NOT_RUNNING:
                 continue
-            if bool((whole - found).abs().max() <= most):
+            if bool((whole - begun).abs().max() <= most):
                 able.add(first)
         return able
 
@@ -240,8 +240,8 @@ def _once(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
     [state] = args
     if state.ndim < 2 or state.stride(0) or len(state) == 1:
         return forward(state)
-    found = forward(state[:1])
-    return found.expand(len(state), *found.shape[1:]) if isinstance(found, Tensor) else forward(state)
+    result = forward(state[:1])
+    return result.expand(len(state), *result.shape[1:]) if isinstance(result, Tensor) else forward(state)
 
 
 def _of_few(head: nn.Linear, forward: Callable[..., Tensor], state: Tensor) -> Tensor:
@@ -249,8 +249,8 @@ def _of_few(head: nn.Linear, forward: Callable[..., Tensor], state: Tensor) -> T
     rows = state.flatten(0, -2)
     if len(rows) not in _TRANSPOSED_ROWS:
         return forward(state)
-    found = (head.weight @ rows.T).T.contiguous().view(*state.shape[:-1], -1)
-    return found if head.bias is None else found + head.bias
+    logits = (head.weight @ rows.T).T.contiguous().view(*state.shape[:-1], -1)
+    return logits if head.bias is None else logits + head.bias
 
 
 def _narrowed(
@@ -259,7 +259,7 @@ def _narrowed(
     """The result of a module for the states of these tokens ``[B, P]``, with zeros for the others."""
     index = positions.to(state.device)[..., None]
     result = forward(state.gather(1, index.expand(-1, -1, state.shape[2])), *args, **options)
-    found, *rest = result if isinstance(result, tuple) else (result,)
-    every = found.new_zeros(*state.shape[:2], found.shape[2])
-    every.scatter_(1, index.expand(-1, -1, found.shape[2]), found)
+    states, *rest = result if isinstance(result, tuple) else (result,)
+    every = states.new_zeros(*state.shape[:2], states.shape[2])
+    every.scatter_(1, index.expand(-1, -1, states.shape[2]), states)
     return (every, *rest) if isinstance(result, tuple) else every

@@ -14,10 +14,10 @@ def with_adapter(loaded: LoadedModel, adapter: Adapter, call: Callable[[], Price
 
     def within(run: Callable[[], Any]) -> Any:
         with loaded.adapters.using(adapter):
-            found = run()
-        if isinstance(found, PricedRun):
-            return found._replace(run=partial(within, found.run))
-        return parts_within(found) if isinstance(found, Generator) else found
+            answer = run()
+        if isinstance(answer, PricedRun):
+            return answer._replace(run=partial(within, answer.run))
+        return parts_within(answer) if isinstance(answer, Generator) else answer
 
     def parts_within(parts: Parts) -> Parts:
         while True:

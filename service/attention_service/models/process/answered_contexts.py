@@ -64,8 +64,8 @@ def _text_of(
         return "", []
     places[-1] = generated.last
     if generated.stopped:
-        places = [each for each in places if each.begin < len(text)]
-    return text, [min(each.end, len(text)) for each in places]
+        places = [place for place in places if place.begin < len(text)]
+    return text, [min(place.end, len(text)) for place in places]
 
 
 def context(model: AskedModel, request: ContextRequest, facts: Facts, *_: object) -> PricedRun:

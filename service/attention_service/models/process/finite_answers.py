@@ -36,12 +36,12 @@ _SPECIAL: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 def finite_work(work: PricedRun, loaded: LoadedModel, made: Callable[[], PricedRun], body: memoryview) -> PricedRun:
     """Return the work of a request, whose answer has finite numbers or is an error. ``made`` makes the work anew."""
 
-    def checked(found: Any) -> Any:
-        if isinstance(found, Generator):
-            return parts(found)
-        if isinstance(found, Answer) and found.reply is not None:
-            check_finite(found.reply, body)
-        return finite_work(found, loaded, made, body) if isinstance(found, PricedRun) else found
+    def checked(answer: Any) -> Any:
+        if isinstance(answer, Generator):
+            return parts(answer)
+        if isinstance(answer, Answer) and answer.reply is not None:
+            check_finite(answer.reply, body)
+        return finite_work(answer, loaded, made, body) if isinstance(answer, PricedRun) else answer
 
     def run() -> Any:
         with _naming(loaded, made):
@@ -63,18 +63,18 @@ def _naming(loaded: LoadedModel, made: Callable[[], PricedRun]) -> Iterator[None
         raise (fault if "dtype" in fault.facts else located(fault, loaded, lambda: end_of(made()))) from None
 
 
-def end_of(found: Any) -> Any:
+def end_of(answer: Any) -> Any:
     """Return the last result of a work, once all its parts ran."""
-    while isinstance(found, PricedRun | Generator):
-        if isinstance(found, PricedRun):
-            found = found.run()
+    while isinstance(answer, PricedRun | Generator):
+        if isinstance(answer, PricedRun):
+            answer = answer.run()
             continue
         try:
             while True:
-                next(found)
+                next(answer)
         except StopIteration as end:
-            found = end.value
-    return found
+            answer = end.value
+    return answer
 
 
 def check_finite(reply: WireModel, body: memoryview | None = None) -> None:
@@ -101,8 +101,8 @@ def located(fault: NotFinite, loaded: LoadedModel, again: Callable[[], Any]) -> 
     facts = fault.facts | {"dtype": dtype}
     if module is None:
         return NotFinite(f"{fault.detail} in {dtype}{advice}", param=fault.param, **facts)
-    name = next(name for name, each in loaded.model.named_modules() if each is module)
-    layers = [place.key for place in loaded.all_places if any(each is module for each in place.layer.modules())]
+    name = next(name for name, named in loaded.model.named_modules() if named is module)
+    layers = [place.key for place in loaded.all_places if any(part is module for part in place.layer.modules())]
     facts["module"] = name
     if layers:
         facts["layer"] = layers[0]
@@ -140,7 +140,7 @@ def _nonfinite_field(reply: WireModel, others: frozenset[str] = _OTHERS) -> str 
             fields = type(value).model_fields
             left += [((*path, name), getattr(value, name)) for name in reversed(fields) if name not in others]
         elif isinstance(value, Mapping):
-            left += [((*path, str(name)), each) for name, each in reversed([*value.items()])]
+            left += [((*path, str(name)), member) for name, member in reversed([*value.items()])]
     return None
 
 

@@ -89,7 +89,7 @@ class OpenQuestions:
             self.pipes.send("recording", body=to_safetensors(answer.recording, "recording"), request=number)
             more["recording"] = content_id(answer.recording, question.owner)
         if last is not None:
-            last = [*last[:-1], *(each | more for each in last[-1:])]
+            last = [*last[:-1], *(times | more for times in last[-1:])]
             self.pipes.send("last", {"tokens": answer.tokens} | told, [lines_of(last)], request=number)
         if reply is not None:
             compute_ms = 0.0
@@ -119,8 +119,8 @@ class OpenQuestions:
 
     def _forget(self, question: AskedQuestion) -> None:
         """Let a request go that has its answer, and what it held."""
-        for each in self.waiting:
-            each.discard(question)
+        for group in self.waiting:
+            group.discard(question)
         question.work = question.parts = None
         self._questions.pop(question.number, None)
         self._give_back()
@@ -129,7 +129,7 @@ class OpenQuestions:
 
     def _give_back(self) -> None:
         """Give back what the requests under way do not need, before the server counts without it."""
-        needed = sum(each.need for each in self)
+        needed = sum(question.need for question in self)
         if private_bytes() > self._least + needed + MUCH:
             held = held_after_giving_back()
             self._least = self._least if self._questions else held

@@ -143,8 +143,8 @@ def _one_pass(model: AskedModel, request: Any, checked: CheckedRequest, answer: 
     runs = TimedRuns(costs, stage, purpose)
 
     def run() -> Answer:
-        found = runs.run(lambda: answer(loaded, request, checked))
-        return runs.told([Answer(found.reply, found.recording)])[0]
+        made = runs.run(lambda: answer(loaded, request, checked))
+        return runs.told([Answer(made.reply, made.recording)])[0]
 
     return PricedRun(
         stage.peak_bytes, run, runs.seconds(1),
@@ -154,16 +154,16 @@ def _one_pass(model: AskedModel, request: Any, checked: CheckedRequest, answer: 
 
 def joined(model: AskedModel, questions: Sequence[Question]) -> list[Answer]:
     """Answer questions of one group by one pass."""
-    request, checked = questions[0][0], [each for _, each in questions]
-    texts = sum(len(each.inputs.predicted.ids) for each in checked)
-    length = max(max(each.inputs.predicted.length, each.inputs.text.length) for each in checked)
+    request, checked = questions[0][0], [one for _, one in questions]
+    texts = sum(len(one.inputs.predicted.ids) for one in checked)
+    length = max(max(one.inputs.predicted.length, one.inputs.text.length) for one in checked)
 
     shared = Stage(texts, length, weights=isinstance(request, ModelWeightsRequest))
     runs = TimedRuns(model.costs, shared, _purpose(request))
     replies = runs.run(lambda: joined_replies(model.loaded, questions))
-    for each in replies:
-        check_finite(each)  # each question is then answered alone
-    return runs.told([Answer(each) for each in replies])
+    for reply in replies:
+        check_finite(reply)  # each question is then answered alone
+    return runs.told([Answer(reply) for reply in replies])
 
 
 def _purpose(request: WireModel) -> Computation:
@@ -172,12 +172,12 @@ def _purpose(request: WireModel) -> Computation:
 
 def gradients(model: AskedModel, request: ModelGradientsRequest, facts: Facts, *_: object) -> PricedRun:
     """The work of a request for gradients."""
-    found, memory, points = ModelGradients(model.loaded, request), model.costs.memory, 1
-    if request.path is not None and found.joins:
-        points = memory.points_at_once(found.checked, request.path.steps, facts["free_bytes"])
-    stage = input_stage(memory, found.checked, request, points)
+    differentiated, memory, points = ModelGradients(model.loaded, request), model.costs.memory, 1
+    if request.path is not None and differentiated.joins:
+        points = memory.points_at_once(differentiated.checked, request.path.steps, facts["free_bytes"])
+    stage = input_stage(memory, differentiated.checked, request, points)
     kind = "gradients" if request.integrated is None and not request.check else "gradients of many passes"
-    return model.in_parts([stage], partial(found.parts, points), BACKWARD, "gradients", kind)
+    return model.in_parts([stage], partial(differentiated.parts, points), BACKWARD, "gradients", kind)
 
 
 def effects(model: AskedModel, request: ModelEffectsRequest, facts: Facts, *_: object) -> PricedRun:
@@ -191,14 +191,14 @@ def effects(model: AskedModel, request: ModelEffectsRequest, facts: Facts, *_: o
 
 
 def _measured(
-    model: AskedModel, request: ModelEffectsRequest, facts: Facts, found: EffectsOfSweep | EffectsOfPaths
+    model: AskedModel, request: ModelEffectsRequest, facts: Facts, measurement: EffectsOfSweep | EffectsOfPaths
 ) -> PricedRun:  # fmt: skip
     """The work of effects, pass by pass, as many copies of the texts in each as memory allows."""
     memory = model.costs.memory
-    sizes = found.sizes._replace(beside_bytes=memory.beside_bytes(found.runs.checked, request))
-    copies = memory.copies_at_once(sizes, found.copies, facts["free_bytes"])
+    sizes = measurement.sizes._replace(beside_bytes=memory.beside_bytes(measurement.runs.checked, request))
+    copies = memory.copies_at_once(sizes, measurement.copies, facts["free_bytes"])
     stage = sweep_stage(memory, sizes, copies)
-    return model.in_parts([stage], partial(measured, found, copies), found.next_copies(copies), "effects")
+    return model.in_parts([stage], partial(measured, measurement, copies), measurement.next_copies(copies), "effects")
 
 
 def lens(model: AskedModel, request: ModelLensRequest, facts: Facts, *_: object) -> PricedRun:

@@ -46,12 +46,12 @@ class ProcessPipes:
 
     def arrived(self, *, wait_s: float | None) -> list[WorkerMessage]:
         """Return the messages that came; ``wait_s``: seconds to wait for the first, None for as long as it takes."""
-        found = []
+        messages = []
         with suppress(Empty):
-            found.append(self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait())
+            messages.append(self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait())
             while True:
-                found.append(self._inbox.get_nowait())
-        return found
+                messages.append(self._inbox.get_nowait())
+        return messages
 
     def post(self, message: WorkerMessage) -> None:
         """Add a message of the process itself to those that arrive."""

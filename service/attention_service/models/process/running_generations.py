@@ -57,8 +57,8 @@ class RunningGenerations:
     def _read(self) -> None:
         """Read prompts, first those of the caller of whom the least was read."""
         reading = self._unread.by_share()
-        before = [each.running.unread for each in reading]
-        self._questions.announce(max(each.seconds for each in reading))
+        before = [question.running.unread for question in reading]
+        self._questions.announce(max(question.seconds for question in reading))
         self._step(reading, lambda running: self._model.read(running, _PROMPTS))
         for question, unread in zip(reading, before, strict=True):
             left = 0 if question.running is None else question.running.unread
@@ -70,7 +70,7 @@ class RunningGenerations:
         """Take a step of generations. Each that fails gets its fault, and each that ends its end."""
         questions = list(questions)
         try:
-            faults = step([each.running for each in questions])
+            faults = step([question.running for question in questions])
         except Exception as fault:  # of none in particular
             faults = dict.fromkeys(range(len(questions)), fault)
         for at, question in enumerate(questions):
@@ -85,9 +85,9 @@ class RunningGenerations:
         """Send the end of a generation."""
         self._questions.announce(question.seconds)
         with self._questions.guarded(question):
-            found = self._model.finish(question.running)
-            if isinstance(found, PricedRun):
+            ended = self._model.finish(question.running)
+            if isinstance(ended, PricedRun):
                 self.discard(question)
-                self._questions.price(question, found)
+                self._questions.price(question, ended)
             else:
-                self._questions.end(question, found)
+                self._questions.end(question, ended)

@@ -71,8 +71,8 @@ class ServedModel:
 
     def info(self) -> dict[str, Any]:
         """Return the fields of ModelInfo that the model itself knows."""
-        found = model_info(self.loaded)
-        return found | {"layers": [each.model_dump() for each in found["layers"]]}
+        info = model_info(self.loaded)
+        return info | {"layers": [layer.model_dump() for layer in info["layers"]]}
 
     def held_bytes(self) -> int | None:
         """Return the bytes of a GPU that PyTorch has reserved; much that is free goes back first. None on a CPU."""
@@ -141,9 +141,9 @@ class ServedModel:
         began = time.perf_counter()
         faults = step()
         took_ms = 1e3 * (time.perf_counter() - began)
-        for each in running:
-            each.times[part] = each.times.get(part, 0.0) + took_ms
-            each.has_mates = each.has_mates or len(running) > 1
+        for generation in running:
+            generation.times[part] = generation.times.get(part, 0.0) + took_ms
+            generation.has_mates = generation.has_mates or len(running) > 1
         for at, fault in faults.items():
             if isinstance(fault, NotFinite):
                 faults[at] = located(fault, self.loaded, running[at].run_again)

@@ -41,11 +41,11 @@ class TimedRuns:
         pace, predicted_ms = self._costs.pace, passes * self._pass_ms
         self._predicted += pace.estimate(self._kind, predicted_ms)
         began = time.perf_counter()
-        found = work()
+        answer = work()
         took_ms = 1e3 * (time.perf_counter() - began)
         self._measured_ms += took_ms
         pace.note(self._kind, predicted_ms, took_ms)
-        return found
+        return answer
 
     def parts(self, answer: Passes[WireModel], passes: int) -> Parts:
         """Run an answer in parts, the first of which takes so many passes, and learn from each."""
@@ -70,8 +70,8 @@ class TimedRuns:
             return [*answers]
         time_ = RunTime(self._purpose, self._predicted, self._measured_ms)
         return [
-            each._replace(reply=_with_times(each.reply, time_), time=time_ if not at else None)
-            for at, each in enumerate(answers)
+            answer._replace(reply=_with_times(answer.reply, time_), time=time_ if not at else None)
+            for at, answer in enumerate(answers)
         ]
 
 

@@ -58,7 +58,7 @@ class Turns:
         """Answer requests until the end of the input, which ends the process."""
         while True:
             self._take_messages()
-            spares_core = self._texts.reads and not any(each.alone for each in self._questions)
+            spares_core = self._texts.reads and not any(question.alone for question in self._questions)
             with self._model.turn(spares_core=spares_core):
                 if self._ready.size:
                     self._begin_generations()
@@ -88,7 +88,7 @@ class Turns:
         if not self._ready.size or (next_one := self._next().work) is None:
             return False
         ready = set(map(id, self._ready))
-        priced = [each.work for each in self._questions if id(each) not in ready]
+        priced = [question.work for question in self._questions if id(question) not in ready]
         return any(one is not None and one.may_share(next_one) for one in priced)
 
     def _take(self, message: WorkerMessage) -> None:
@@ -123,13 +123,13 @@ class Turns:
 
     def _begin_generations(self) -> None:
         """Begin all generations that are ready, so that their prompts are read together."""
-        for question in [each for each in self._ready if each.work is not None and each.work.generates]:
+        for question in [asked for asked in self._ready if asked.work is not None and asked.work.generates]:
             self._ready.remove(question)
             self._begin(question)
 
     def _generations_first(self) -> bool:
         """True if a caller whose text runs used less of the time than the one whose question is next."""
-        running = [each.caller for each in self._generations.running]
+        running = [generation.caller for generation in self._generations.running]
         return bool(running) and self._ready.used(running) < self._ready.used([self._ready.first().caller])
 
     def _next(self) -> AskedQuestion:
@@ -139,8 +139,8 @@ class Turns:
         and the first of those that have begun goes on.
         """
         line = [*self._ready.line()]
-        begun = [each for each in line if each.parts is not None]
-        new = [each for each in line if each.parts is None]
+        begun = [asked for asked in line if asked.parts is not None]
+        new = [asked for asked in line if asked.parts is None]
         return begun[0] if begun and (self._began_new or not new) else new[0]
 
     def _answer_next(self) -> None:
@@ -168,37 +168,37 @@ class Turns:
 
     def _answer_together(self, mates: Sequence[AskedQuestion]) -> None:
         """Answer questions by one pass; if it fails, each by its own."""
-        for each in mates:
-            self._ready.remove(each)
-        works = [each.work for each in mates if each.work is not None]
-        self._questions.announce(sum(each.seconds for each in works))
+        for mate in mates:
+            self._ready.remove(mate)
+        works = [mate.work for mate in mates if mate.work is not None]
+        self._questions.announce(sum(work.seconds for work in works))
         try:
-            answers = self._model.answer_joined([each.question for each in works])
+            answers = self._model.answer_joined([work.question for work in works])
         except Exception as fault:  # whoever is at fault, nobody else has the fault
             self._model.recover(fault)
-            for each in mates:
-                self._begin(each)
+            for mate in mates:
+                self._begin(mate)
             return
-        for each, answer in zip(mates, answers, strict=True):
-            with self._questions.guarded(each):
-                each.memory.open(each.need)  # the server may have cut it since the reply before
-                self._questions.end(each, answer)
+        for mate, answer in zip(mates, answers, strict=True):
+            with self._questions.guarded(mate):
+                mate.memory.open(mate.need)  # the server may have cut it since the reply before
+                self._questions.end(mate, answer)
 
     def _alike(self, first: AskedQuestion) -> list[AskedQuestion]:
         """The ready questions that share a pass with one, within the memory that all were admitted for."""
-        work, found = first.work, list[AskedQuestion]()
+        work, mates = first.work, list[AskedQuestion]()
         if work is None or work.group is None:
-            return found
+            return mates
         needs, lengths = [first.need], [work.length]
-        for each in self._ready:
-            other = each.work
-            if each is first or other is None or other.group != work.group or each.cancellation.cancelled:
+        for candidate in self._ready:
+            other = candidate.work
+            if candidate is first or other is None or other.group != work.group or candidate.cancellation.cancelled:
                 continue
-            tried, sizes = [*needs, each.need], [*lengths, other.length]
+            tried, sizes = [*needs, candidate.need], [*lengths, other.length]
             if max(sizes) <= 2 * min(sizes) and len(tried) * max(tried) <= _SHARED * sum(tried) + MUCH:
                 needs, lengths = tried, sizes
-                found.append(each)
-        return found
+                mates.append(candidate)
+        return mates
 
     def _begin(self, question: AskedQuestion) -> None:
         """Run work of a request: to its price, its answer, the end of its first part, or a generation's beginning."""
@@ -211,22 +211,22 @@ class Turns:
             question.memory.open(question.need)
             try:
                 with results_in(question.memory.empty), reading_beside(question.texts):
-                    found = work.run()
+                    outcome = work.run()
             except LongText as text:
                 question.work = work  # to be run again once the text is read
                 self._texts.read(question, text)
                 return
             question.seconds = work.seconds
-            if isinstance(found, PricedRun):
-                self._questions.price(question, found)
-            elif isinstance(found, Answer):
-                self._questions.end(question, found)
-            elif isinstance(found, Generator):
-                question.parts = found
+            if isinstance(outcome, PricedRun):
+                self._questions.price(question, outcome)
+            elif isinstance(outcome, Answer):
+                self._questions.end(question, outcome)
+            elif isinstance(outcome, Generator):
+                question.parts = outcome
                 self._ready.add(question)
-                self._go_on(question, found)
+                self._go_on(question, outcome)
             else:
-                question.running = found
+                question.running = outcome
                 self._generations.add(question)
 
     def _go_on(self, question: AskedQuestion, parts: Parts) -> None:

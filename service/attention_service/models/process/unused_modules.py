@@ -50,7 +50,7 @@ class _Finder:
 
     def root(self, name: str) -> str | None:
         """The module that is left out and is, or holds, this one."""
-        return next((each for each in self.left_out if f"{name}.".startswith(f"{each}.")), None)
+        return next((left_out for left_out in self.left_out if f"{name}.".startswith(f"{left_out}.")), None)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make the stand-in."""
@@ -62,7 +62,7 @@ class _Finder:
     def give_up(self, root: str) -> None:
         """Leave out this module, and those that it may import, no longer."""
         place = self.left_out.index(root)
-        for name in [each for each in sys.modules if self.root(each) in self.left_out[place:]]:
+        for name in [module_name for module_name in sys.modules if self.root(module_name) in self.left_out[place:]]:
             parent, _, child = name.rpartition(".")
             del sys.modules[name]
             if parent in sys.modules and isinstance(vars(sys.modules[parent]).get(child), _StandIn):

@@ -31,15 +31,17 @@ class ModelMemory:
     @property
     def held_by(self) -> str:
         """The models that answer requests, with the bytes that they hold, the largest first."""
-        used = sorted((each for each in self._shares if not each.is_unused and each.name), key=lambda each: -each.bytes)
-        return ", ".join(f"{each.name} ({each.bytes} bytes)" for each in used)
+        used = sorted(
+            (share for share in self._shares if not share.is_unused and share.name), key=lambda share: -share.bytes
+        )
+        return ", ".join(f"{share.name} ({share.bytes} bytes)" for share in used)
 
     def reclaim(self, need: int) -> None:
         """Free what is kept for replies, then end the spare process and the least recently used models for so much."""
-        need -= sum(each.bytes if each.ends else each.kept for each in self._shares)
+        need -= sum(share.bytes if share.ends else share.kept for share in self._shares)
         for share in list(self._shares):
             share.give_back()
-        for share in sorted(self._shares, key=lambda each: (not each.first, each.last_use)):
+        for share in sorted(self._shares, key=lambda share: (not share.first, share.last_use)):
             if need <= 0:
                 return
             if share.is_unused:

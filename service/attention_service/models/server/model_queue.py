@@ -107,7 +107,9 @@ class ModelQueue:
         """Callers who have half of the places."""
         if len(self._running) < OF_ONE:
             return set()
-        return {name for name, count in Counter(each.caller for each in self._running).items() if count >= OF_ONE}
+        return {
+            name for name, count in Counter(answering.caller for answering in self._running).items() if count >= OF_ONE
+        }
 
     def _end(self, question: Question, worker: WorkerProcess, task: "asyncio.Task[None]") -> None:
         """Note that a request runs no longer, and give it its error if there is one."""

@@ -131,8 +131,8 @@ class ModelService:
         self._runner.check_ready()
         await self._read_again(self._models.values())
         own = [model.info() for model in self._models.values()]
-        found = await self._runner.in_thread(partial(model_catalogue.listed, self._root))
-        every = own + [each for each in found if each.id not in self._models]
+        catalogued = await self._runner.in_thread(partial(model_catalogue.listed, self._root))
+        every = own + [info for info in catalogued if info.id not in self._models]
         held = {model.name: [*model.adapters] for model in self._models.values()}
         return ModelList(data=await self._runner.in_thread(partial(all_with_adapters, self._root, every, held)))
 
@@ -204,7 +204,7 @@ class ModelService:
         model = self._models.pop(name, None)
         if model is None:
             raise ModelNotFound(f"no model {name[:128]!r} is loaded", param="model")
-        self._unloaded = {each for each in self._unloaded if each.is_alive} | {model}
+        self._unloaded = {former for former in self._unloaded if former.is_alive} | {model}
         model.leave()
         await model.left()
 
@@ -228,16 +228,16 @@ class ModelService:
             return self._models[name], self._models[name].folder.adapter
         key = name if adapter is None else f"{name}{BETWEEN}{adapter}"
         if key not in self._variants:
-            base, found = await self._runner.in_thread(partial(named_variant, self._root, name, adapter))
-            if found is None:
+            base, folder = await self._runner.in_thread(partial(named_variant, self._root, name, adapter))
+            if folder is None:
                 model = await self._model(base)
                 return model, model.folder.adapter
-            self._variants[key] = base, found
-        base, found = self._variants[key]
+            self._variants[key] = base, folder
+        base, folder = self._variants[key]
         model = await self._model(base)
         if model.folder.adapter is not None:
             raise InvalidRequest.at("adapter", f"{base} has an adapter in its own folder, and takes no other one")
-        return model, found
+        return model, folder
 
     async def _model(self, name: str) -> ResidentModel:
         """The model of a name: one that was loaded, or one of a checkpoint. Raises ModelNotFound and ModelExists."""
@@ -298,17 +298,17 @@ class ModelService:
             alone=bool(getattr(request, "alone", False)), probes=await self.fits.probe_files(request, asked),
             vectors=await self.fits.vector_files(request, asked),
         )  # fmt: skip
-        asking = asyncio.create_task(self._ask(model, question))
-        asking.add_done_callback(lambda _: events.end())
+        answering = asyncio.create_task(self._ask(model, question))
+        answering.add_done_callback(lambda _: events.end())
         try:
             while (event := await events.get()) is not None:
                 if event is question.last:
                     await self._store_recording(question)
                 yield event
-            await asking
+            await answering
         finally:
-            asking.cancel()
-            await asyncio.wait([asking])
+            answering.cancel()
+            await asyncio.wait([answering])
             events.close()
             question.last = question.recording = None  # the model keeps its last question
             if question.began:
@@ -330,7 +330,7 @@ class ModelService:
 
     async def _read_again(self, models: Iterable[ResidentModel]) -> None:
         """Read the files of idle models again, which may have changed since their processes ended."""
-        for model in [each for each in models if not each.is_alive]:
+        for model in [dead for dead in models if not dead.is_alive]:
             with suppress(CheckpointNotFound, InvalidCheckpoint):  # the next load says so
                 read = partial(model_catalogue.find_folder, self._root, model.folder.checkpoint)
                 folder = await self._runner.in_thread(read)
@@ -352,7 +352,7 @@ class ModelService:
     def _note(self, model: ResidentModel, question: Question) -> None:
         """Count a run that ended now."""
         if (of_run := question.time) is not None:
-            predicted = Estimate(*[each / 1e3 for each in of_run["predicted_ms"]])
+            predicted = Estimate(*[ms / 1e3 for ms in of_run["predicted_ms"]])
             seconds, peak = of_run["measured_ms"] / 1e3, question.peak_bytes
             self.environment.accuracy.record(
                 [TimedRun(model.name, of_run["purpose"], predicted, seconds, peak, model=True)]
@@ -373,5 +373,5 @@ def cost_of(request: WireModel) -> float:
     if isinstance(request, ChatCompletionRequest):
         tokens = request.max_completion_tokens or tokens or _CHAT_TOKENS
     elif isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
-        prompts = sum(not isinstance(each, int) for each in request.prompt) or 1
+        prompts = sum(not isinstance(prompt_part, int) for prompt_part in request.prompt) or 1
     return prompts * (request.n or 1) * (1 + (tokens or _COMPLETION_TOKENS) / _TOKENS_OF_ONE)

@@ -230,8 +230,8 @@ class ResidentModel:
             held.give_back()
         environment.counts["loads"] += 1
         now = time.monotonic()
-        for each in self._queue.waiting:
-            each.loaded = now
+        for waiting in self._queue.waiting:
+            waiting.loaded = now
         return worker
 
     async def _take(self, held: Reservation, need: int) -> None:

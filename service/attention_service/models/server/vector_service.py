@@ -149,8 +149,8 @@ class VectorService:
                         own = sums.setdefault(side, {})
                         own[name] = own.get(name, 0.0) + x
                 fit.info = fit.info.model_copy(update={"progress": (count + 1) / len(order)})
-            found = partial(_components, differences) if pairs else partial(_differences, sums, sides)
-            return await self._add(fit.info.id, fit.info, await self._runner.in_thread(found), fit.owner)
+            compute = partial(_components, differences) if pairs else partial(_differences, sums, sides)
+            return await self._add(fit.info.id, fit.info, await self._runner.in_thread(compute), fit.owner)
         finally:
             held.give_back()
 
@@ -190,25 +190,25 @@ def _facts(info: ModelInfo, model: str, request: FitVector) -> VectorFacts:
 def _differences(sums: Mapping[str, Mapping[str, Any]], sides: Mapping[str, Any]) -> Directions:
     """The differences of means by layer. Raises InvalidRequest for sides that do not differ."""
     counts = {side: len(texts) for side, texts in sides.items()}
-    found = {
+    directions = {
         name: mean_difference(x, counts["positive"], sums["negative"][name], counts["negative"])
         for name, x in sums["positive"].items()
     }
-    if not any(x.any() for x in found.values()):
+    if not any(x.any() for x in directions.values()):
         raise InvalidRequest.at("negative", "the states of both sides are the same; send texts that differ")
-    return found
+    return directions
 
 
 def _components(differences: Mapping[str, NDArray[np.float32]]) -> Directions:
     """The principal components by layer. Raises InvalidRequest for pairs that all differ alike."""
-    found: Directions = {}
+    directions: Directions = {}
     for name, x in differences.items():
         if (direction := principal_direction(x)) is None:
             raise InvalidRequest.at(
                 "negative", f"all pairs differ alike behind layer {name}; send pairs that differ, or other layers"
             )
-        found[name] = direction
-    return found
+        directions[name] = direction
+    return directions
 
 
 def _read_file(file: ControlVectorFile) -> Directions:

@@ -234,8 +234,8 @@ class WorkerProcess:
         self._heard = self._pass_ends = time.monotonic()
         if message is None:
             self.ended.set_result(None)
-            for each in (self._loading, *self._exchanges.values()):
-                each.put(None)
+            for inbox in (self._loading, *self._exchanges.values()):
+                inbox.put(None)
         elif message.kind == "started":
             self._own_bytes = message.facts["own_bytes"]
         elif message.kind == "pass":
@@ -260,7 +260,9 @@ class WorkerProcess:
             used, moved = 0.0, time.monotonic()
             while self._idle_s <= self._patience_s:
                 if memory and (taken := private_bytes(seen)) > _MARGIN * self.limit:
-                    self._outgrown = _Outgrown(taken, self.limit, sum(each.runs for each in self._exchanges.values()))
+                    self._outgrown = _Outgrown(
+                        taken, self.limit, sum(exchange.runs for exchange in self._exchanges.values())
+                    )
                     break
                 before, used, now = used, sum(seen.cpu_times()[:2]), time.monotonic()
                 moved = now if used > before or not self._waiters else moved

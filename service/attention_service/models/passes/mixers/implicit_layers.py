@@ -42,7 +42,7 @@ TAPS: Final = frozenset({"v", "weights", "context"})
 
 def mixers_of(model: nn.Module) -> list[AttentionModule]:
     """Return the modules of a model that mix tokens by a running state, with the numbers of their layers."""
-    return layered(model, [each for each in model.modules() if rule_name(each) or is_lightning(each)])
+    return layered(model, [module for module in model.modules() if rule_name(module) or is_lightning(module)])
 
 
 def kind_of(module: nn.Module) -> LayerKind:
@@ -126,12 +126,12 @@ class ImplicitLayers:
 
 def _functions(modules: Sequence[nn.Module]) -> list[tuple[Place, MixerRule]]:
     """The functions that these modules call, each once."""
-    found: dict[tuple[int, str], tuple[Place, MixerRule]] = {}
+    functions: dict[tuple[int, str], tuple[Place, MixerRule]] = {}
     for module in modules:
         if (name := rule_name(module)) is not None:
             place = place_of(module, name)
-            found[id(place.space), name] = place, RULES[name]
-    return [*found.values()]
+            functions[id(place.space), name] = place, RULES[name]
+    return [*functions.values()]
 
 
 def _seen(original: Callable[..., Any], rule: MixerRule, running: "Sequence[_Mixing]") -> Callable[..., Any]:
@@ -151,10 +151,10 @@ def _seen(original: Callable[..., Any], rule: MixerRule, running: "Sequence[_Mix
             named.pop("kwargs", None)
             if v is not None:
                 named[rule.values] = rule.as_called(v).to(arguments[rule.values].dtype)
-            found = original(**named)
-            several = isinstance(found, tuple)
-            rest[:] = found[1:] if several else []
-            context: Tensor = found[0] if several else found
+            result = original(**named)
+            several = isinstance(result, tuple)
+            rest[:] = result[1:] if several else []
+            context: Tensor = result[0] if several else result
             return rule.by_head(context)
 
         mixing = running[-1]

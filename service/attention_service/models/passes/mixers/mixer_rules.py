@@ -74,13 +74,13 @@ class Recurrence:
 
     def weights(self) -> Tensor:
         """Compute M ``[B, H, L, L]``, the lower triangular matrix with o = M·v, in float32 or wider."""
-        found = recurrent_weights(self.q, self.k, self.log_gate, self.beta)
-        return found if self.skip is None else found + torch.diag_embed(self._skipped.expand(found.shape[:3]))
+        weights = recurrent_weights(self.q, self.k, self.log_gate, self.beta)
+        return weights if self.skip is None else weights + torch.diag_embed(self._skipped.expand(weights.shape[:3]))
 
     def context(self) -> Tensor:
         """Compute o ``[B, H, L, V]``."""
-        found = recurrent_context(self.q, self.k, self.v, self.log_gate, self.beta)
-        return found if self.skip is None else found + self._skipped[..., None] * self.v
+        context = recurrent_context(self.q, self.k, self.v, self.log_gate, self.beta)
+        return context if self.skip is None else context + self._skipped[..., None] * self.v
 
     @property
     def _skipped(self) -> Tensor:
@@ -194,8 +194,8 @@ def _faded(gate: Tensor, reset: Tensor) -> Tensor:
     logs, turns = gate.masked_fill(reset, 1).log().cumsum(2), reset.cumsum(2)
     fading = logs[..., None] - logs[:, :, None]
     apart = torch.ones_like(fading, dtype=torch.bool).triu(1) | (turns[..., None] != turns[:, :, None])
-    found: Tensor = fading.masked_fill(apart, -torch.inf).exp()
-    return found
+    gates: Tensor = fading.masked_fill(apart, -torch.inf).exp()
+    return gates
 
 
 def _mlstm(arguments: Mapping[str, Any]) -> Formula:
@@ -210,8 +210,8 @@ def _mlstm(arguments: Mapping[str, Any]) -> Formula:
         largest = torch.maximum(logs.amax(3), faded)  # that of an empty state is 0
         pairs = q @ k.mT * q.shape[3] ** -0.5 * (logs - largest[..., None]).exp()
         total: Tensor = torch.maximum(pairs.sum(3).abs(), (-largest).exp()) + epsilon
-        found: Tensor = pairs / total[..., None]
-        return found
+        shares: Tensor = pairs / total[..., None]
+        return shares
 
     return Formula(v, k.shape[3] + 1, weights)
 

@@ -52,18 +52,18 @@ class _Run:
     windows: int | None = None
     """The windows of all sequences, if its states are a grid ``[B·W, rows, columns, width]``."""
 
-    def take(self, kind: Kind, found: Tensor) -> None:
+    def take(self, kind: Kind, tensor: Tensor) -> None:
         """Note what a function returned."""
         at = self.calls.get(kind, 0)
         self.calls[kind] = at + 1
-        if found.ndim in {3, 4, 5} and found.is_floating_point():
-            self.candidates.append(_Candidate(kind, at, found.detach().clone()))
+        if tensor.ndim in {3, 4, 5} and tensor.is_floating_point():
+            self.candidates.append(_Candidate(kind, at, tensor.detach().clone()))
 
     def multiply(self, product: WeightProduct) -> None:
         """Note a product."""
-        for each in self.candidates:
-            if each.product is None and is_over(each.found, product.first):
-                each.product, each.multiplied = product, product.first.detach().clone()
+        for candidate in self.candidates:
+            if candidate.product is None and is_over(candidate.found, product.first):
+                candidate.product, candidate.multiplied = product, product.first.detach().clone()
 
 
 class _Listening(SeeingFunctions):
@@ -75,14 +75,14 @@ class _Listening(SeeingFunctions):
 
     def called(self, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Run one function, and note it."""
-        found = function(*args, **options)
+        result = function(*args, **options)
         if not self._stack:
-            return found
+            return result
         if (kind := kind_of(function)) is not None:
-            self._stack[-1].take(kind, found)
+            self._stack[-1].take(kind, result)
         elif (product := product_of(function, args, options)) is not None:
             self._stack[-1].multiply(product)
-        return found
+        return result
 
 
 @contextmanager
@@ -116,16 +116,16 @@ def try_sights(model: nn.Module, run: Callable[[bool], Any], batch: int) -> dict
             runs.clear()
             output = run(False)
     returned = [own for own in _attentions(output) if own.ndim == 4 and bool((own >= 0).all())]
-    every = [candidate.found for each in runs for candidate in each.candidates]
-    other = [own for own in returned if not any(_is_returned(found, own) for found in every)]
+    every = [candidate.found for called in runs for candidate in called.candidates]
+    other = [own for own in returned if not any(_is_returned(matrix, own) for matrix in every)]
     sights: dict[nn.Module, Sight] = {}
     expected: dict[nn.Module, list[Tensor]] = {}
-    for each in runs:
-        found = _sight(each.candidates, returned, other, each.windows or batch)
-        if found is not None:
-            sight, weights = found
-            sights.setdefault(each.module, sight)
-            expected.setdefault(each.module, []).append(sight.by_head(weights))
+    for called in runs:
+        sighted = _sight(called.candidates, returned, other, called.windows or batch)
+        if sighted is not None:
+            sight, weights = sighted
+            sights.setdefault(called.module, sight)
+            expected.setdefault(called.module, []).append(sight.by_head(weights))
     again: dict[nn.Module, list[Tensor]] = {module: [] for module in sights}
     with torch.no_grad(), watching(sights, lambda module: _Kept(again[module])):
         run(False)
@@ -169,8 +169,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Sequence):
-        for each in value:
-            yield from _tensors(each)
+        for member in value:
+            yield from _tensors(member)
 
 
 def _sight(
@@ -181,36 +181,40 @@ def _sight(
     ``other``: the tensors among those ``returned`` that no function made, such as scores in the place of weights. A
     model may return the weights of some attentions alone, as Swin does those of the last one of each stage.
     """
-    ordered = sorted(candidates, key=lambda each: (each.kind != "softmax", each.at))
-    multiplied = [each for each in ordered if each.multiplied is not None and _equal(each.found, each.multiplied)]
-    known = [each for each in ordered if any(_is_returned(each.found, own) for own in returned)]
-    unreturned = [each for each in multiplied if not any(is_over(each.found, own) for own in other)]
-    found = next(iter([*known, *unreturned]), None)
-    return None if found is None else (_seen(found, batch, multiplied=found in multiplied), found.found)
+    ordered = sorted(candidates, key=lambda candidate: (candidate.kind != "softmax", candidate.at))
+    multiplied = [
+        candidate
+        for candidate in ordered
+        if candidate.multiplied is not None and _equal(candidate.found, candidate.multiplied)
+    ]
+    known = [candidate for candidate in ordered if any(_is_returned(candidate.found, own) for own in returned)]
+    unreturned = [candidate for candidate in multiplied if not any(is_over(candidate.found, own) for own in other)]
+    chosen = next(iter([*known, *unreturned]), None)
+    return None if chosen is None else (_seen(chosen, batch, multiplied=chosen in multiplied), chosen.found)
 
 
 def _seen(candidate: _Candidate, batch: int, *, multiplied: bool) -> Sight:
     """The sight of weights, which of rank 3 have the sequences beside the heads."""
-    found, product = candidate.found, candidate.product
-    heads = found.shape[1] if found.ndim > 3 else found.shape[0] // batch
-    square = found.shape[-2] == found.shape[-1]
+    weights, product = candidate.found, candidate.product
+    heads = weights.shape[1] if weights.ndim > 3 else weights.shape[0] // batch
+    square = weights.shape[-2] == weights.shape[-1]
     sight = Sight(candidate.kind, candidate.at, heads, heads, None, square=square)
     if product is None or not multiplied:
         return sight
     values = product.second if product.of_values is None else product.second.permute(product.of_values)
-    if values.ndim not in {3, found.ndim} or values.shape[-2] != found.shape[-1]:
+    if values.ndim not in {3, weights.ndim} or values.shape[-2] != weights.shape[-1]:
         return sight
     return replace(sight, kv_heads=values.shape[1] if values.ndim > 3 else heads, value_dim=values.shape[-1])
 
 
-def _is_returned(found: Tensor, own: Tensor) -> bool:
+def _is_returned(weights: Tensor, own: Tensor) -> bool:
     """True if a model returns these weights, or their mean over heads in the place of each head's, as WavLM does."""
-    if not is_over(found, own):
+    if not is_over(weights, own):
         return False
-    return _equal(found, own) or _equal(found.reshape(own.shape).mean(1, keepdim=True).expand(own.shape), own)
+    return _equal(weights, own) or _equal(weights.reshape(own.shape).mean(1, keepdim=True).expand(own.shape), own)
 
 
-def _equal(found: Tensor, other: Tensor) -> bool:
-    if found.numel() != other.numel():
+def _equal(weights: Tensor, other: Tensor) -> bool:
+    if weights.numel() != other.numel():
         return False
-    return bool((found.reshape(other.shape) - other).abs().max() <= _WEIGHT_TOLERANCE * other.abs().max())
+    return bool((weights.reshape(other.shape) - other).abs().max() <= _WEIGHT_TOLERANCE * other.abs().max())

@@ -137,7 +137,7 @@ def product_of(function: Any, args: Sequence[Any], options: Mapping[str, Any]) -
     """The product that a function makes; None for another function."""
     if function is torch.einsum:
         return _named_product(*args) if len(args) == 3 else None
-    if function not in _PRODUCTS or len(args) != 2 or not all(isinstance(each, Tensor) for each in args):
+    if function not in _PRODUCTS or len(args) != 2 or not all(isinstance(arg, Tensor) for arg in args):
         return None
     first, second = args
     return WeightProduct(first, second, lambda values: function(first, values, **options))
@@ -183,11 +183,11 @@ class _Watch(SeeingFunctions):
         if self._running[-1] is not self:  # a module within it runs
             return function(*args, **options)
         if kind_of(function) == sight.kind:
-            found: Tensor = function(*args, **options)
+            result: Tensor = function(*args, **options)
             self._calls += 1
             if self._calls - 1 != sight.at:
-                return found
-            changed = self._changed(self._seeing.weights, found, sight.heads)
+                return result
+            changed = self._changed(self._seeing.weights, result, sight.heads)
             self._weights = changed if sight.value_dim is not None else None
             return changed
         if self._weights is not None:

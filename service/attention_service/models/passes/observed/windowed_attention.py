@@ -26,8 +26,8 @@ _SIDE, _TOKENS = 2, 12
 
 def attend_over_pairs(model: nn.Module) -> None:
     """Let the modules of a model that attend within windows make weights over all pairs, if a trial succeeds."""
-    modules: list[Any] = [each for each in model.modules() if hasattr(each, "one_sided_attn_window_size")]
-    kinds = {type(each): each for each in modules}
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "one_sided_attn_window_size")]
+    kinds = {type(module): module for module in modules}
     if not all(map(_is_same, kinds.values())):
         return
     for module in modules:
@@ -97,9 +97,9 @@ def _is_same(module: Any) -> bool:
                 "is_index_global_attn": mask > 0,
                 "is_global_attn": has_global,
             }
-            own, found = module.forward(states, mask, **facts)[0], _attend(module, states, mask, **facts)[0]
+            own, pairwise = module.forward(states, mask, **facts)[0], _attend(module, states, mask, **facts)[0]
             most = min(_ROUNDINGS * torch.finfo(own.dtype).eps, _COARSE_TOLERANCE) * own.abs().max()
-            if own.shape != found.shape or not bool((own - found).abs().max() <= most):
+            if own.shape != pairwise.shape or not bool((own - pairwise).abs().max() <= most):
                 return False
     except NOT_RUNNING:
         return False

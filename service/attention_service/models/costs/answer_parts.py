@@ -39,5 +39,5 @@ def at_once(parts: Generator[Any, None, T]) -> T:
         try:
             next(parts)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result

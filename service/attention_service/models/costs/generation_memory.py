@@ -32,10 +32,10 @@ def kept_bytes(loaded: LoadedModel, length: int, *, alone: bool) -> int:
     Texts that share passes (not ``alone``) hold more places than tokens.
     """
     places = loaded.places.values()
-    numbers = sum(each.cached_numbers(length) for each in places)
+    numbers = sum(place.cached_numbers(length) for place in places)
     if not alone:  # what the layers of an encoder make is kept by those that look at it
-        kept = [each for each in places if each.queries != "media" and not str(each.key).startswith("encoder.")]
-        every = sum(each.token_numbers for each in kept)
+        kept = [place for place in places if place.queries != "media" and not str(place.key).startswith("encoder.")]
+        every = sum(place.token_numbers for place in kept)
         numbers = max(numbers, int(ROWS_OF_TEXTS * slab_places(length) * every))
     return loaded.model.dtype.itemsize * numbers + state_bytes(loaded)
 
@@ -43,7 +43,7 @@ def kept_bytes(loaded: LoadedModel, length: int, *, alone: bool) -> int:
 def generation_bytes(loaded: LoadedModel, choices: int, prompt: int, new_tokens: int, *, alone: bool) -> int:
     """Estimate the memory of so many texts that are generated after prompts of so many tokens."""
     config, width = loaded.model.config.get_text_config(), loaded.model.dtype.itemsize
-    largest = max((each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values()), default=0)
+    largest = max((place.widths.kv_heads * place.widths.head_dim for place in loaded.places.values()), default=0)
     longer = 4 * (prompt + new_tokens) * largest  # a longer copy of one layer's is made
     states = prompt * config.hidden_size * STATES_OF_CACHED_PASS
     of_text = kept_bytes(loaded, prompt + new_tokens, alone=alone) + width * (longer + states)

@@ -27,9 +27,9 @@ class ImageCosts:
         """True for an encoder of images, all of which is counted here."""
         reads = self.encodes or loaded.reader.media is not None
         every = [*loaded.places.values()]
-        self.places = [each for each in every if reads and loaded.reader.sees(each)]
+        self.places = [place for place in every if reads and loaded.reader.sees(place)]
         """The attentions that see images."""
-        own = [each for each in every if each not in self.places]
+        own = [place for place in every if place not in self.places]
         root = _root_of(loaded.model, own[0]) if reads and own else ""
         head: Any = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.modules: frozenset[nn.Module] = frozenset(
@@ -45,7 +45,7 @@ class ImageCosts:
         """Return the tokens of images of these sizes. Raises InvalidRequest."""
         sized, edge = self._loaded.reader.sized, self._loaded.reader.edge
         sized_bytes(images, edge)  # of all together, which is limited
-        return [sized(each.width, each.height)._replace(decoding=sized_bytes([each], edge)) for each in images]
+        return [sized(image.width, image.height)._replace(decoding=sized_bytes([image], edge)) for image in images]
 
     def shape(self, images: Sequence[SizedImage]) -> tuple[int, int]:
         """The crops of images and the tokens of each, as the layers have them that see images."""

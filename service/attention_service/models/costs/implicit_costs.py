@@ -28,7 +28,7 @@ _WINDOW: Final = 4
 def implicit_bytes(loaded: LoadedModel, checked: CheckedRequest, request: ModelInput) -> int:
     """Estimate the memory in which a request's implicit weights are made, besides the reply."""
     edited = [
-        loaded.place_of(key) for key, edits in checked.edits.items() if any(each.tap == "weights" for each in edits)
+        loaded.place_of(key) for key, edits in checked.edits.items() if any(edit.tap == "weights" for edit in edits)
     ]
     graph, twice = isinstance(request, ModelGradientsRequest), getattr(request, "check", False)
     makes = isinstance(request, ModelWeightsRequest) or "weights" in _named(request)
@@ -53,21 +53,21 @@ def matrix_bytes(
 ) -> list[int]:
     """The memory in which the weights of each of these layers are made."""
     numbers = [
-        each.widths.heads * length * (matrices * length + _STATES * (each.widths.value_dim + each.state_width))
-        for each in places
+        place.widths.heads * length * (matrices * length + _STATES * (place.widths.value_dim + place.state_width))
+        for place in places
     ]
-    return [max(itemsize, 4) * batch * each for each in numbers]
+    return [max(itemsize, 4) * batch * number for number in numbers]
 
 
 def implicit_flops(places: Collection[AttentionPlace], batch: int, length: int) -> int:
     """The FLOPs of making their weights: of each pair of tokens, a product with a state and within a chunk."""
-    return 2 * batch * length * length * sum(each.widths.heads * (each.state_width + CHUNK) for each in places)
+    return 2 * batch * length * length * sum(place.widths.heads * (place.state_width + CHUNK) for place in places)
 
 
 def state_bytes(loaded: LoadedModel) -> int:
     """The memory of the running states that are kept of one text, whatever its length."""
-    values = [(each, each.widths.heads * each.widths.value_dim) for each in loaded.implicit.values()]
-    numbers = sum(count * (each.state_width + _WINDOW) for each, count in values)
+    values = [(place, place.widths.heads * place.widths.value_dim) for place in loaded.implicit.values()]
+    numbers = sum(count * (place.state_width + _WINDOW) for place, count in values)
     return max(loaded.model.dtype.itemsize, 4) * numbers
 
 

@@ -70,22 +70,24 @@ class ModelCosts:
         if stage.rows_of_all is not None and sizes.rows_alone:
             every = stage.times * (one.flops - head) + stage.rows_of_all * head
         if stage.gradients:  # backward, a product by a matrix costs as much as forward, and one of two states twice
-            attended = sum(_attention_flops(each, stage.texts, stage.length, stage.length) for each in sizes.places)
+            attended = sum(_attention_flops(place, stage.texts, stage.length, stage.length) for place in sizes.places)
             every += stage.gradients * (products + attended)
         reads = stage.times if stage.reads is None else stage.reads
         times = every / one.flops if one.flops else stage.times
-        found = PassWork(round(every), round(reads * one.bytes), one.ms * times)
+        pass_work = PassWork(round(every), round(reads * one.bytes), one.ms * times)
         if (beside := stage.beside) is None:
-            return found
+            return pass_work
         rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(beside, sizes.itemsize))
-        return PassWork(found.flops + beside.products, found.bytes + beside.read, found.ms + 1e3 * rates.median)
+        return PassWork(
+            pass_work.flops + beside.products, pass_work.bytes + beside.read, pass_work.ms + 1e3 * rates.median
+        )
 
     def priced(self, kind: str, stages: Sequence[Stage]) -> PassCost:
         """The cost of stages that follow each other, with their times corrected by the runs of a kind."""
         works = [self.work(stage) for stage in stages]
         times = [
-            self.pace.estimate(kind, work.ms / each).times(each)
-            for work, each in zip(works, (max(1.0, stage.times) for stage in stages), strict=True)
+            self.pace.estimate(kind, work.ms / repeats).times(repeats)
+            for work, repeats in zip(works, (max(1.0, stage.times) for stage in stages), strict=True)
         ]
         return PassCost(
             flops=sum(work.flops for work in works), bytes=sum(work.bytes for work in works),
@@ -117,11 +119,11 @@ class ModelCosts:
         except InvalidRequest as fault:
             raise (refusal if fault.param == "shape" else fault) from None  # which is no field of this request
         passes = [
-            each
-            for each in (reply.prefill, reply.per_token, reply.vision, reply.lens, reply.fit, reply.likelihood)
-            if each is not None
+            cost
+            for cost in (reply.prefill, reply.per_token, reply.vision, reply.lens, reply.fit, reply.likelihood)
+            if cost is not None
         ]
-        counts = [count for each in passes for count in (each.flops, each.bytes, each.peak_bytes)]
+        counts = [count for cost in passes for count in (cost.flops, cost.bytes, cost.peak_bytes)]
         if max(reply.cache_bytes, *counts) >= _COUNTS:
             raise refusal
         return reply
@@ -137,8 +139,10 @@ class ModelCosts:
             """All memory besides the model, for so many tokens with the new ones."""
             if generates:
                 prompt, alone = max(1, tokens - request.new_tokens), bool(request.alone)
-                found = generation_bytes(self._loaded, batch, prompt, request.new_tokens, alone=alone)
-                return max(found + memory.sized_bytes(batch, images), batch * sum(each.decoding for each in images))
+                pass_bytes = generation_bytes(self._loaded, batch, prompt, request.new_tokens, alone=alone)
+                return max(
+                    pass_bytes + memory.sized_bytes(batch, images), batch * sum(image.decoding for image in images)
+                )
             return batch * memory.cache_bytes(tokens) + memory.peak(batch, tokens, images, weights=request.weights)
 
         def stage(tokens: int, after: int = 0, images: Sequence[SizedImage] = ()) -> Stage:
@@ -159,7 +163,7 @@ class ModelCosts:
         if request.lens:
             check_has_unembedding(self._loaded, "lens")
             wanted = "target" if self._loaded.reader.pairs else "text"
-            places = [each for each in self._loaded.all_places if each.queries == wanted]
+            places = [place for place in self._loaded.all_places if place.queries == wanted]
             readings = lens_cost(self._loaded, request.lens, places, batch * length)
             fields["lens"] = self.priced("lens", lens_stages(whole, readings))
         if request.fit:
@@ -177,11 +181,11 @@ class ModelCosts:
             )
         shown = length - (0 if encodes else request.length)
         limit = length if encodes else self._loaded.reader.max_length or _FURTHEST
-        most = last_that(lambda each: need(each, last) <= free_bytes, _FURTHEST)
+        most = last_that(lambda texts: need(texts, last) <= free_bytes, _FURTHEST)
         longest = last_that(lambda tokens: need(batch, tokens) <= free_bytes, limit)
         return ModelComplexityReply(
             model=self._loaded.name,
-            parameters=sum(each.numel() for each in sizes.parameters),
+            parameters=sum(parameter.numel() for parameter in sizes.parameters),
             parameter_bytes=sizes.parameter_bytes,
             prefill=prefill,
             per_token=step,

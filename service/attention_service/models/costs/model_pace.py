@@ -29,8 +29,8 @@ class ModelPace:
         factor = (None if of_kind is None else of_kind.factor()) or self._every.factor()
         if factor is None:
             return Estimate.within(predicted_ms, _UNSEEN)
-        found = factor.applied(predicted_ms / 1e3)
-        return Estimate(1e3 * found.median, 1e3 * found.low, 1e3 * found.high)
+        seconds = factor.applied(predicted_ms / 1e3)
+        return Estimate(1e3 * seconds.median, 1e3 * seconds.low, 1e3 * seconds.high)
 
     def ratio(self, kind: str, predicted_ms: float) -> float:
         """Return the estimate as a multiple of what was predicted without it."""

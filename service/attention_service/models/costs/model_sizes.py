@@ -42,18 +42,18 @@ class ModelSizes:
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.head = 0 if head is None else head.weight.numel()
         """Numbers of the prediction head's matrix."""
-        self.inner = max((max(each.shape) for each in _weights(model, [head])), default=self.width)
+        self.inner = max((max(matrix.shape) for matrix in _weights(model, [head])), default=self.width)
         """The longest side of a matrix."""
         self.of_images = [] if encodes else self.images.places
         """Layers that see images, in a model that reads text too."""
-        self.places = [each for each in every if each not in self.of_images]
+        self.places = [place for place in every if place not in self.of_images]
         """Its other attentions."""
         self.implicit = shown_places(loaded)
         """Its layers with implicit weights."""
         self.layers = len(self.places) + len(loaded.implicit)
-        self.kinds = [each for each, _ in kinds_of(self.places)]
+        self.kinds = [kind for kind, _ in kinds_of(self.places)]
         """One layer of each kind."""
-        self.most_heads = max((each.widths.heads for each in self.places), default=0)
+        self.most_heads = max((place.widths.heads for place in self.places), default=0)
         if self.places and self.places[0].windows is not None:  # its layers have fewer tokens the wider they are
             first = self.places[0].output_width
             self.inner, self.width = -(-self.inner * first // self.width), first
@@ -74,19 +74,19 @@ class ModelSizes:
     @cached_property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(each.nbytes for each in self.parameters)
+        return sum(parameter.nbytes for parameter in self.parameters)
 
 
 def _weights(model: nn.Module, without: Collection[nn.Module | None]) -> list[Tensor]:
     """The matrices by which a model multiplies its states."""
-    left_out = {id(each) for each in without}
-    return linear_matrices(each for each in model.modules() if id(each) not in left_out)
+    left_out = {id(left) for left in without}
+    return linear_matrices(module for module in model.modules() if id(module) not in left_out)
 
 
 def _matrices(model: nn.Module, without: Collection[nn.Module | None], config: Any) -> int:
     """The numbers that each token is multiplied by: of experts, of those that a token visits."""
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
     visited = getattr(config, "num_experts_per_tok", None) or experts
-    stacked = sum(each.numel() for each in model.parameters() if each.ndim == 3 and len(each) > 1)
-    single = sum(each.numel() for each in _weights(model, without))
+    stacked = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 3 and len(parameter) > 1)
+    single = sum(matrix.numel() for matrix in _weights(model, without))
     return single + stacked * int(visited) // int(experts)

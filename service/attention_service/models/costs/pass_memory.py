@@ -61,7 +61,7 @@ def _scores(place: AttentionPlace, queries: int, keys: int) -> int:
 
 def _most(places: Iterable[AttentionPlace], queries: int, keys: int) -> int:
     """The scores of the largest of these attentions; 0 without any."""
-    return max([_scores(each, queries, keys) for each in places], default=0)
+    return max([_scores(place, queries, keys) for place in places], default=0)
 
 
 class SweepSizes(NamedTuple):
@@ -135,7 +135,7 @@ class PassMemory:
         """
         text = checked.inputs.predicted
         batch, length = text.ids.shape
-        keys = max([length, checked.inputs.text.length, *[checked.keys(each).length for each in self._sizes.kinds]])
+        keys = max([length, checked.inputs.text.length, *[checked.keys(kind).length for kind in self._sizes.kinds]])
         reply_bytes = 0
         answer = max(map(len, checked.inputs.answers)) if checked.inputs.target is None else length
         rows = max(1, answer) if self._sizes.rows_alone else length
@@ -160,8 +160,8 @@ class PassMemory:
             )
             need += len(self._sizes.of_images) * self.image_bytes(images) * copies
             need += self._sizes.parameter_bytes * 3 if request.check else 0
-            on_disk = [each for each in self._sizes.parameters if each.is_meta]
-            need += sum(each.nbytes for each in on_disk)  # read, and kept meanwhile
+            on_disk = [parameter for parameter in self._sizes.parameters if parameter.is_meta]
+            need += sum(parameter.nbytes for parameter in on_disk)  # read, and kept meanwhile
         return need
 
     def beside_bytes(self, checked: CheckedRequest, request: ModelInput) -> int:
@@ -228,16 +228,18 @@ class PassMemory:
     ) -> int:
         """The memory of a pass, or of decoding its images if that takes more."""
         keys = tokens if keys is None else keys
-        numbers = sum([batch * each.widths.heads * (tokens * keys + _STATISTICS) for each in self._sizes.places])
+        numbers = sum([batch * place.widths.heads * (tokens * keys + _STATISTICS) for place in self._sizes.places])
         need = self._pass_bytes(batch, tokens, keys, 1 if self._sizes.rows_alone else tokens) if tokens else 0
         if images and not self._sizes.images.encodes:
             crops, length = self._sizes.images.shape(images)
             need += self.sized_bytes(batch, images)
             numbers += sum(
-                batch * crops * each.widths.heads * (length**2 + _STATISTICS) for each in self._sizes.of_images
+                batch * crops * place.widths.heads * (length**2 + _STATISTICS) for place in self._sizes.of_images
             )
         if weights:
-            numbers += sum(batch * each.widths.heads * (tokens * tokens + _STATISTICS) for each in self._sizes.implicit)
+            numbers += sum(
+                batch * place.widths.heads * (tokens * tokens + _STATISTICS) for place in self._sizes.implicit
+            )
             need += self._sizes.tile_bytes + 4 * _REPLY_COPIES * numbers
             need += max(matrix_bytes(self._sizes.implicit, batch, tokens, self._sizes.itemsize), default=0)
         return max(need, self.times(batch, images) * sum(image.decoding for image in images))
@@ -250,9 +252,9 @@ class PassMemory:
         """Keys and values of so many tokens, in every layer whose keys are its own tokens, and running states."""
         if self._sizes.images.encodes:
             return 0
-        own = [each for each in self._sizes.places if each.keys in {each.queries, BOTH}]
+        own = [place for place in self._sizes.places if place.keys in {place.queries, BOTH}]
         states = state_bytes(self._loaded) if self._loaded.implicit else 0
-        return self._sizes.itemsize * sum([each.cached_numbers(tokens) for each in own]) + states
+        return self._sizes.itemsize * sum([place.cached_numbers(tokens) for place in own]) + states
 
     def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:
         """The memory of a pass that tells of so many rows of logits."""
@@ -273,7 +275,7 @@ class PassMemory:
         return texts * self._vision_bytes(*self._sizes.images.shape(images))
 
     def _vision_bytes(self, batch: int, length: int) -> int:
-        scores = max((batch * each.widths.heads * length * length for each in self._sizes.of_images), default=0)
+        scores = max((batch * place.widths.heads * length * length for place in self._sizes.of_images), default=0)
         states = batch * length * self._sizes.itemsize * self._sizes.kept_image_numbers
         return int(states + _SCORES * 4 * scores)
 
@@ -281,7 +283,7 @@ class PassMemory:
         """The memory of what a backward pass needs of the forward pass."""
         states = batch * max(length, keys) * self._sizes.kept_numbers
         longest = max(length, keys) if self._loaded.attention.way == "observed" else length
-        scores = sum(batch * _scores(each, longest, keys) for each in self._sizes.places)
+        scores = sum(batch * _scores(place, longest, keys) for place in self._sizes.places)
         return 4 * (self._sizes.layers * states + _SCORES * scores)
 
     def _taps(self, checked: CheckedRequest, place: AttentionPlace, request: ModelForwardRequest) -> int:

@@ -106,14 +106,14 @@ def context_stages(
     length, answer, many = sizes.length, sizes.answer, len(sizes.sources)
     peak_bytes = memory.rows_bytes(1, length, answer)
     one = Stage(1, length, peak_bytes + memory.answer_weights_bytes(answer, length), rows=answer, measure="attention")
-    found = [one]
+    stages = [one]
     if "gradient" in wanted:
         passes = 1 + sizes.sentences
         graph = peak_bytes + memory.graph_bytes(1, length)
-        found.insert(0, replace(
+        stages.insert(0, replace(
             one, peak_bytes=graph, reads=passes, gradients=sizes.sentences, counted=passes, measure="gradient"
         ))  # fmt: skip
-    removed = [length - each for each in sizes.sources]
+    removed = [length - source for source in sizes.sources]
     lengths: dict[Measure, list[int]] = {"hidden": [length] * many, "removed": removed}
     for measure in get_args(Measure):
         if measure not in wanted or measure not in lengths:
@@ -123,9 +123,9 @@ def context_stages(
         order = sorted(range(many), key=lengths[measure].__getitem__)
         for start in range(0, many, at_once):
             some = order[start : start + at_once]
-            longest = max(lengths[measure][each] for each in some)
-            found.append(Stage(
+            longest = max(lengths[measure][chosen] for chosen in some)
+            stages.append(Stage(
                 len(some), longest, memory.rows_bytes(len(some), longest, answer), rows=answer,
                 counted=len(some), measure=measure, sources=some,
             ))  # fmt: skip
-    return found
+    return stages

@@ -111,8 +111,8 @@ def _replaced(name: str, path: str, change: ModuleChange, module: nn.Module) -> 
             made = copied_module(module)
         values = made._parameters if parameter in made._parameters else made._buffers
         values[parameter] = nn.Parameter(same, requires_grad=False) if values is made._parameters else same
-    found: nn.Module | None = made
-    return found
+    replacement: nn.Module | None = made
+    return replacement
 
 
 def project_down(x: Tensor, down: Tensor, *, embeds: bool) -> Tensor:

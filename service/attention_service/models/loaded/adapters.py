@@ -50,8 +50,8 @@ class Adapter:
     def numbers(self) -> int:
         """The numbers by which each token is multiplied: those of A and B, but for an embedding's A."""
         every = self.changes.values()
-        downs = sum(each.down.numel() for each in every if each.down is not None and not each.embeds)
-        return downs + sum(each.up.numel() for each in every if each.up is not None)
+        downs = sum(change.down.numel() for change in every if change.down is not None and not change.embeds)
+        return downs + sum(change.up.numel() for change in every if change.up is not None)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class RowMix:
             raise RuntimeError(_NO_ROWS)
         for adapter, change in zip(self.adapters, one.changes, strict=True) if one.replaces else ():
             if change is not None and change.replaced is not None and adapter in self.rows:
-                own = torch.tensor([at for at, each in enumerate(self.rows) if each is adapter], device=x.device)
+                own = torch.tensor([at for at, row in enumerate(self.rows) if row is adapter], device=x.device)
                 made = as_wide(change.replaced, output)(x.index_select(0, own))
                 output = output.index_copy(0, own, made.to(output.dtype))
         if one.gains:
@@ -107,18 +107,18 @@ class RowMix:
 
     def _others(self, ranks: tuple[int, ...], like: Tensor) -> Tensor:
         """Bool ``[rows, Σ r]``: True where a column belongs to an adapter that the row does not have."""
-        if (found := self._masks.get(ranks)) is None:
+        if (mask := self._masks.get(ranks)) is None:
             with torch.inference_mode(mode=False):
                 blocks = [
-                    torch.tensor([row is not each for row in self.rows]).view(-1, 1).expand(-1, rank)
-                    for each, rank in zip(self.adapters, ranks, strict=True)
+                    torch.tensor([row is not joined_adapter for row in self.rows]).view(-1, 1).expand(-1, rank)
+                    for joined_adapter, rank in zip(self.adapters, ranks, strict=True)
                 ]
-                found = self._masks[ranks] = torch.cat(blocks, 1).to(like.device)
-        return found
+                mask = self._masks[ranks] = torch.cat(blocks, 1).to(like.device)
+        return mask
 
     def _by_row(self, module: nn.Module, one: _Joined, output: Tensor) -> Tensor:
         """DoRA's factor less 1 for each row ``[rows, 1, out]``, 0 for rows without."""
-        if (found := self._shares.get(module)) is None:
+        if (shares := self._shares.get(module)) is None:
             with torch.inference_mode(mode=False):
                 none = torch.zeros(output.shape[-1], device=output.device)
                 gains = {
@@ -126,9 +126,9 @@ class RowMix:
                     for adapter, change in zip(self.adapters, one.changes, strict=True)
                     if change is not None and change.gain is not None
                 }
-                found = torch.stack([none if row is None else gains.get(row, none) for row in self.rows])
-                self._shares[module] = found
-        return found.view(len(self.rows), *[1] * (output.ndim - 2), -1)
+                shares = torch.stack([none if row is None else gains.get(row, none) for row in self.rows])
+                self._shares[module] = shares
+        return shares.view(len(self.rows), *[1] * (output.ndim - 2), -1)
 
     def _offsets(self, one: _Joined, output: Tensor) -> Tensor | None:
         """The biases of B for each row; None if no adapter has any."""
@@ -140,8 +140,8 @@ class RowMix:
             if change is not None and change.offset is not None
         }
         none = torch.zeros(output.shape[-1], device=output.device)
-        found = torch.stack([none if row is None else offsets.get(row, none) for row in self.rows])
-        return found.view(len(self.rows), *[1] * (output.ndim - 2), -1)
+        stacked = torch.stack([none if row is None else offsets.get(row, none) for row in self.rows])
+        return stacked.view(len(self.rows), *[1] * (output.ndim - 2), -1)
 
 
 class Adapters:
@@ -162,8 +162,8 @@ class Adapters:
 
     def known(self, name: str, written: int) -> Adapter | None:
         """The adapter of a name, if it was loaded from files as old."""
-        found = self._known.get(name)
-        return found if found is not None and found.files.written == written else None
+        adapter = self._known.get(name)
+        return adapter if adapter is not None and adapter.files.written == written else None
 
     def load(self, name: str, files: AdapterFiles) -> Adapter:
         """Load an adapter, and let it take the place of one of its name. Raises InvalidCheckpoint."""
@@ -208,7 +208,7 @@ class Adapters:
     @contextmanager
     def of_rows(self, rows: Sequence[Adapter | None]) -> Iterator[None]:
         """Give each row of the passes in a block its adapter."""
-        if all(each is rows[0] for each in rows):
+        if all(row is rows[0] for row in rows):
             with self.using(rows[0]):
                 yield
             return
@@ -247,13 +247,13 @@ class Adapters:
         return bool(seen) and all(seen)
 
     def _mixed(self, rows: tuple[Adapter | None, ...]) -> RowMix:
-        last, wanted = self._last, {each for each in rows if each is not None}
+        last, wanted = self._last, {row for row in rows if row is not None}
         if last is not None and last.rows == rows:
             return last
         if last is not None and wanted <= {*last.adapters}:
             self._last = RowMix(rows, last.adapters, last.joined)
         else:
-            self._last = RowMix(rows, tuple(sorted(wanted, key=lambda each: each.name)), {})
+            self._last = RowMix(rows, tuple(sorted(wanted, key=lambda adapter: adapter.name)), {})
         return self._last
 
     def _changed(self, module: nn.Module, args: Sequence[Any], options: Mapping[str, Any], output: Any) -> Any:
@@ -273,13 +273,15 @@ class _Paths:
 
     def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> None:
         self._modules, self._prefix = modules, f"{model.base_model_prefix}."
-        self._renamings = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
+        self._renamings = [
+            conversion for conversion in get_model_conversion_mapping(model) if isinstance(conversion, WeightRenaming)
+        ]
 
     def find(self, path: str) -> str | None:
         """The path of a module: the same, with or without that of a head's base, or as transformers renames it."""
         renamed = apply_renamings(f"{path}.weight", self._renamings).removesuffix(".weight")
-        for each in (path, renamed):
-            for name in (each, self._prefix + each, each.removeprefix(self._prefix)):
+        for spelling in (path, renamed):
+            for name in (spelling, self._prefix + spelling, spelling.removeprefix(self._prefix)):
                 if name in self._modules:
                     return name
         return None
@@ -287,15 +289,15 @@ class _Paths:
 
 def _join(module: nn.Module, adapters: Sequence[Adapter]) -> _Joined:
     """The changes of a module by several adapters, their matrices joined."""
-    changes = [each.changes.get(module) for each in adapters]
-    able = [each for each in changes if each is not None and each.down is not None and each.up is not None]
+    changes = [adapter.changes.get(module) for adapter in adapters]
+    able = [change for change in changes if change is not None and change.down is not None and change.up is not None]
     embeds = isinstance(module, nn.Embedding)
-    ranks = tuple(0 if each is None or each.up is None else each.up.shape[1] for each in changes)
-    every = [each for each in changes if each is not None]
-    kinds = [any(getattr(each, name) is not None for each in every) for name in ("replaced", "gain", "offset")]
+    ranks = tuple(0 if change is None or change.up is None else change.up.shape[1] for change in changes)
+    every = [change for change in changes if change is not None]
+    kinds = [any(getattr(change, name) is not None for change in every) for name in ("replaced", "gain", "offset")]
     if not able:
         return _Joined(None, None, ranks, changes, embeds, *kinds)
-    downs, ups = [each.down for each in able], [each.up for each in able]
+    downs, ups = [change.down for change in able], [change.up for change in able]
     with torch.inference_mode(mode=False):
         down = downs[0] if len(able) == 1 else torch.cat(downs, 1 if embeds else 0)  # type: ignore[arg-type]
         up = ups[0] if len(able) == 1 else torch.cat(ups, 1)  # type: ignore[arg-type]

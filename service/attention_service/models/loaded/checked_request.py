@@ -214,15 +214,15 @@ def edit_tasks(
     loaded: LoadedModel, checked: CheckedRequest, tasks: Mapping[LayerKey, LayerTask] | None = None
 ) -> dict[LayerKey, LayerTask]:
     """The edits of a request as tasks, which touch no padding, beside other tasks at layers."""
-    found = {} if tasks is None else {**tasks}
+    edited = {} if tasks is None else {**tasks}
     for key, edits in checked.edits.items():
         if key == EDITED_EMBEDDINGS:
-            found[key] = LayerTask(edits=edits)
+            edited[key] = LayerTask(edits=edits)
             continue
         place = loaded.place_of(key)
         real = checked.keys(place).mask
-        found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
-    return found
+        edited[place.key] = replace(edited.get(place.key, NOTHING), edits=edits, key_mask=real)
+    return edited
 
 
 def may_have_more_rows(
@@ -278,7 +278,7 @@ def _place(loaded: LoadedModel, key: LayerKey, param: str) -> AttentionPlace:
     if place is None and str(key) in loaded.in_parts:
         raise InvalidRequest.at(param, loaded.in_parts[str(key)])
     if place is None:
-        known = [str(each.key) for each in loaded.all_places]
+        known = [str(other.key) for other in loaded.all_places]
         reason = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
         raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {reason}")
     return place

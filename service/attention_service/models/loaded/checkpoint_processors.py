@@ -66,15 +66,15 @@ def read_tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase |
     if own and not takes_of(read_header(folder)):
         return None, None
     try:
-        found = _read_gguf(folder, config) if vocabulary is None else _read_files(folder, config, vocabulary)
+        tokenizer = _read_gguf(folder, config) if vocabulary is None else _read_files(folder, config, vocabulary)
     except BaseException as fault:  # whatever its files do to the package tokenizers
         if not is_fault(fault):
             raise
         reason = " ".join(reason_of(fault, folder).split())
         return None, f"{type(fault).__name__}: {reason}"[:400]
-    if vocabulary is not None and vocabulary.files and len(found) <= len({*found.all_special_ids}):
+    if vocabulary is not None and vocabulary.files and len(tokenizer) <= len({*tokenizer.all_special_ids}):
         return None, f"{' and '.join(vocabulary.files)} has only special tokens"
-    return found, None
+    return tokenizer, None
 
 
 def _read_files(folder: Path, config: Any, vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
@@ -159,10 +159,10 @@ def read_sound_processor(folder: Path, config: Any, tokenizer: Any) -> Any:
         if config.model_type == "voxtral":
             return VoxtralPrompts(read_feature_extractor(folder), tokenizer, config)
         auto: Any = AutoProcessor  # has no annotations
-        found = auto.from_pretrained(folder, **SAFE)
+        processor = auto.from_pretrained(folder, **SAFE)
     except FAULTS:
         return None
-    return found if getattr(found, "feature_extractor", None) is not None else None
+    return processor if getattr(processor, "feature_extractor", None) is not None else None
 
 
 def image_only(whole: Any) -> Any:

@@ -31,8 +31,8 @@ class EnteringStates:
     def table(self) -> nn.Module:
         """The embeddings of the tokens of a text; of a model with an encoder, those of the encoder."""
         model: Any = self._model
-        found: nn.Module = getattr(self._reader.embedder(model), "get_input_embeddings", model.get_input_embeddings)()
-        return found
+        table: nn.Module = getattr(self._reader.embedder(model), "get_input_embeddings", model.get_input_embeddings)()
+        return table
 
     @cached_property
     def time_first(self) -> bool:
@@ -82,28 +82,28 @@ class EnteringStates:
     @cached_property
     def refusal(self) -> str | None:
         """The reason for which no output is differentiated by these states, as a short run shows; None if it is."""
-        found: dict[str, Tensor] = {}
-        keep = kept_in_graph(found, "text")
+        kept: dict[str, Tensor] = {}
+        keep = kept_in_graph(kept, "text")
         try:
             with changing((site, keep) for site in self.sites), torch.enable_grad():
                 made = self._run(self._reader.short_runs()[0])
                 states = [x for x in made.values() if isinstance(x, Tensor) and x.requires_grad]
                 if states:
-                    torch.autograd.grad(states[0].sum(), [*found.values()], allow_unused=True)
+                    torch.autograd.grad(states[0].sum(), [*kept.values()], allow_unused=True)
         except (*NOT_RUNNING, AssertionError) as fault:
             reason = str(fault).partition("\n")[0]
             return f"{type(self._model).__name__} cannot be differentiated by transformers ({reason})"
         return None
 
 
-def kept_in_graph(found: dict[KeyT, Tensor], key: KeyT) -> State:
+def kept_in_graph(kept: dict[KeyT, Tensor], key: KeyT) -> State:
     """Keep a state as a node of the graph; one that no node has made becomes a leaf."""
 
     def change(state: Tensor) -> Tensor:
         if state.requires_grad:
-            found[key] = state.view_as(state)
-            return found[key]
-        found[key] = state.detach().requires_grad_()
-        return found[key].clone()  # CTRL scales it in place
+            kept[key] = state.view_as(state)
+            return kept[key]
+        kept[key] = state.detach().requires_grad_()
+        return kept[key].clone()  # CTRL scales it in place
 
     return change

@@ -70,7 +70,7 @@ def _frequency_factors(header: GgufHeader, file: Path) -> dict[str, list[float]]
     names = [name for name in FREQUENCY_FACTORS if name in header.tensors]
     if not names:
         return {}
-    tensors = {each.name: each for each in gguf.GGUFReader(file).tensors if each.name in names}
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors if tensor.name in names}
     return {name: np.asarray(gguf.dequantize(x.data, x.tensor_type)).ravel().tolist() for name, x in tensors.items()}
 
 
@@ -78,7 +78,7 @@ def _unconverted(model: Any, file: Path) -> list[str]:
     """The tensors of a file that transformers' own conversion gives a name that the model has not."""
     header: Any = TransformersHeader.from_file(str(file))
     mapping = deepcopy(get_gguf_conversion_mapping(header.architecture, model.config))
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    renamings = [conversion for conversion in mapping if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in mapping if isinstance(conversion, WeightConverter)]
     wanted = model.state_dict()
     return [name for name in header.ggml_types if rename_source_key(name, renamings, converters)[0] not in wanted]

@@ -44,7 +44,7 @@ def read_tensors(
     file: Path, header: GgufHeader, model: Any, dtype: torch.dtype, progress: Callable[[float], None]
 ) -> ReadTensors:
     """Read the tensors that a model takes. ``model``: on the meta device, for its names and shapes."""
-    stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     wanted = model.state_dict()
     layers = max(model.config.num_hidden_layers, getattr(model.config, "num_decoder_layers", None) or 0)
     kind = next(kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == header.architecture)
@@ -54,7 +54,7 @@ def read_tensors(
     tensors: dict[str, torch.Tensor] = {}
     for number, (name, parameter) in enumerate(wanted.items()):
         checkpoint()
-        if sources[name] and all(each in stored for each in sources[name]):
+        if sources[name] and all(source in stored for source in sources[name]):
             parts = [np.asarray(gguf.dequantize(x.data, x.tensor_type)) for x in map(stored.get, sources[name]) if x]
             values = undo(name, _joined(parts, model.config), model.config)
             if values.size == parameter.numel():  # a converter may leave out dimensions of 1
@@ -63,7 +63,7 @@ def read_tensors(
         elif name.endswith(".bias") and header.architecture in _BIASES_MAY_LACK:
             tensors[name] = torch.zeros(parameter.shape, dtype=dtype)
         progress((number + 1) / len(wanted))
-    taken = {each for name in tensors for each in sources[name]} | {*FREQUENCY_FACTORS}
+    taken = {source for name in tensors for source in sources[name]} | {*FREQUENCY_FACTORS}
     return ReadTensors(tensors, [name for name in header.tensors if name not in taken])
 
 
@@ -78,8 +78,8 @@ def _sources(name: str, header: GgufHeader, names: gguf.TensorNameMap) -> list[s
         return [whole if kind == "gate_up_proj" else f"blk.{layer}.ffn_down_exps.{end}"]
     if (of_layer := _LAYER.fullmatch(name)) is not None:
         for pattern, own in _OF_LAYER.items():
-            if (found := re.fullmatch(pattern, of_layer[2])) is not None:
-                return [f"blk.{of_layer[1]}.{found.expand(own)}"]
+            if (matched := re.fullmatch(pattern, of_layer[2])) is not None:
+                return [f"blk.{of_layer[1]}.{matched.expand(own)}"]
     for start in ("", "model.", "transformer.", "backbone."):
         found_name = names.get_name(name.removeprefix(start), (".weight", ".bias"))
         if found_name is not None and name.startswith(start):
@@ -121,7 +121,7 @@ def _falcon(name: str, values: Array, config: Any) -> Array:
     groups = config.num_kv_heads
     size = config.hidden_size // config.num_attention_heads
     query = values[: config.hidden_size].reshape(groups, -1, values.shape[1])
-    key, value = (each.reshape(groups, size, -1) for each in np.split(values[config.hidden_size :], 2))
+    key, value = (part.reshape(groups, size, -1) for part in np.split(values[config.hidden_size :], 2))
     return np.concatenate([query, key, value], axis=1)
 
 

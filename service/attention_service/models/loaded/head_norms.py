@@ -39,6 +39,6 @@ def is_normed_by_head(loaded: LoadedModel, place: AttentionPlace) -> bool:
     for edits in ([large], [large, Edit(tap="context", heads=[0], scale=_LARGER)]):
         spec = RunSpec(AttentionPass({place.key: LayerTask(edits=edits)}), read={point: WHOLE})
         outputs.append(loaded.runner.run(loaded.reader.short_runs()[0], spec).at[point])
-    one, other = (each.double() for each in outputs)
+    one, other = (output.double() for output in outputs)
     share = max(_OUTPUT_TOLERANCE, torch.finfo(outputs[0].dtype).eps)
     return bool((one - other).norm() <= share * other.norm()) and bool(other.any())

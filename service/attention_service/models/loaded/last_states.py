@@ -58,13 +58,13 @@ class LastStates:
     ) -> Tensor:
         """Run the texts. Returns their last states ``[B, L, width]``."""
         if self.alone:
-            found: Tensor = self.run(arguments, attention_pass, model=self.part, changes=changes)[_NAME]
+            states: Tensor = self.run(arguments, attention_pass, model=self.part, changes=changes)[_NAME]
         else:
             kept: list[Any] = []
             with noting_returns([self.part], lambda *call: kept.append(call[-1])):
                 self.run(arguments, attention_pass, changes=changes)
-            found = kept[0][_NAME]
-        return found.transpose(0, 1) if self.time_first else found
+            states = kept[0][_NAME]
+        return states.transpose(0, 1) if self.time_first else states
 
 
 def find_last_states(
@@ -90,7 +90,7 @@ def find_last_states(
             run(arguments, AttentionPass({}))
     except NOT_RUNNING as fault:
         raise _no_vectors(model, f"does not run over texts of different lengths: {fault}") from fault
-    part = next((each for each in _candidates(model, reader, places) if each in returned), None)
+    part = next((candidate for candidate in _candidates(model, reader, places) if candidate in returned), None)
     if part is None:
         raise _no_vectors(model, "returns no states of the tokens of its text")
     states = returned[part]
@@ -117,7 +117,7 @@ def _candidates(model: PreTrainedModel, reader: InputReader, places: Sequence[At
     if reader.pairs:
         return [model.get_encoder()]
     wanted = {place.module for place in places if place.queries == "text"}
-    return [each for each in model.modules() if wanted <= {*each.modules()}]
+    return [module for module in model.modules() if wanted <= {*module.modules()}]
 
 
 def _texts(reader: InputReader, lengths: Sequence[int]) -> Stack:

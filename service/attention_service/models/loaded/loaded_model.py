@@ -104,7 +104,7 @@ class LoadedModel:
             reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
             self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
         self.reader.unread = unread
-        self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+        self.bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
     def _prepare(self, read: Callable[[], InputReader]) -> None:
         """Find its attentions, and the patches that they see. Raises InvalidCheckpoint."""
@@ -245,13 +245,13 @@ class LoadedModel:
     @cached_property
     def all_places(self) -> list[AttentionPlace]:
         """Its attentions and its layers with implicit weights, in the order in which they run."""
-        found, waiting = list[AttentionPlace](), [*self.implicit.values()]
+        ordered, waiting = list[AttentionPlace](), [*self.implicit.values()]
         for place in self.places.values():
             while waiting and place.queries == "text" and waiting[0].number <= place.number:
-                found.append(waiting.pop(0))
-            found.append(place)
-        last = next((index for index, place in enumerate(found) if place.queries == "media"), len(found))
-        return [*found[:last], *waiting, *found[last:]]
+                ordered.append(waiting.pop(0))
+            ordered.append(place)
+        last = next((index for index, place in enumerate(ordered) if place.queries == "media"), len(ordered))
+        return [*ordered[:last], *waiting, *ordered[last:]]
 
     def run(
         self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass, *, logits: Tensor | None = None,
@@ -276,15 +276,15 @@ class LoadedModel:
     ) -> dict[str, Any]:
         """The arguments of the model for a run that keeps no past; ``whole``: not of a part of it."""
         dtype = self.model.dtype
-        found: dict[str, Any] = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
+        options: dict[str, Any] = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
         if self.head.unit == "choice" and whole:  # of one question
-            found = {name: x[None] for name, x in found.items()}
-        found["return_dict"] = True
+            options = {name: x[None] for name, x in options.items()}
+        options["return_dict"] = True
         if "use_cache" in self.reader.names:
-            found["use_cache"] = False
+            options["use_cache"] = False
         if logits is not None and "logits_to_keep" in self.reader.names:
-            found["logits_to_keep"] = logits.to(self.model.device)
-        return found
+            options["logits_to_keep"] = logits.to(self.model.device)
+        return options
 
     @cached_property
     def entered_place(self) -> AttentionPlace:
@@ -308,8 +308,8 @@ class LoadedModel:
         """The predictions ``[copies, V]`` of the last token of a short text."""
         arguments = {name: torch.cat([x] * copies) for name, x in self.reader.short_runs()[0].items()}
         output = self.run(arguments, AttentionPass({}))
-        found: Tensor = output[0]
-        return found[:, -1] if found.ndim > 2 else found
+        logits: Tensor = output[0]
+        return logits[:, -1] if logits.ndim > 2 else logits
 
     def _two_rows(self) -> None:
         """Run the model over a few tokens twice, as two rows of one pass."""

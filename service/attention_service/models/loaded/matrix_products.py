@@ -11,22 +11,22 @@ from attention_service.models.passes.run_records import ModuleCall
 
 def products_of(calls: Iterable[ModuleCall]) -> Counter[nn.Module]:
     """Return the FLOPs of the linear layers and convolutions among these calls, attention itself left out."""
-    found = Counter[nn.Module]()
+    flops = Counter[nn.Module]()
     for module, given, made in calls:
         if (matrix := matrix_of(module)) is None:
             continue
         if isinstance(module, nn.MultiheadAttention):  # pools the tokens of an image, and projects beside its modules
             width, (query, key) = module.embed_dim, given[:2]
-            found[module] += 4 * width * (query.numel() + key.numel()) + 4 * query.numel() * key[1]
+            flops[module] += 4 * width * (query.numel() + key.numel()) + 4 * query.numel() * key[1]
         elif made is not None:
             rows = made.numel() // (made[-1] if matrix.ndim == 2 else len(matrix))
-            found[module] += 2 * matrix.numel() * rows
-    return found
+            flops[module] += 2 * matrix.numel() * rows
+    return flops
 
 
 def linear_matrices(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Return the matrices of the linear layers among these modules."""
-    return [each.weight for each in modules if isinstance(each, nn.Linear | Conv1D)]
+    return [module.weight for module in modules if isinstance(module, nn.Linear | Conv1D)]
 
 
 def matrix_of(module: nn.Module) -> Tensor | None:

@@ -85,22 +85,24 @@ def find_layer_states(
 
     ``runs``: the arguments of one for each kind of input; ``dtype``: that of the model. An MLP of experts is their sum.
     """
-    found: dict[LayerKey, Site | str] = {place.key: _UNTOLD for place in places}
+    states: dict[LayerKey, Site | str] = {place.key: _UNTOLD for place in places}
     widths: dict[nn.Module, int] = {}
     waiting: dict[nn.Module, list[AttentionPlace]] = {}
     for place in places:
         if place.layer is place.module:
-            found[place.key] = NO_LAYER
+            states[place.key] = NO_LAYER
         else:
             waiting.setdefault(place.layer, []).append(place)
     for arguments in runs:
         told, reasons = _found_in(waiting, partial(run, arguments), tolerance_of(dtype), widths)
         for layer, reason in reasons.items():
-            found |= {place.key: reason for place in waiting[layer]}
+            states |= {place.key: reason for place in waiting[layer]}
         for layer, (chosen, factor) in told.items():
-            found |= {place.key: _site(place, places, chosen, factor) for place in waiting[layer]}
-        waiting = {layer: each for layer, each in waiting.items() if layer not in told and layer not in reasons}
-    return {place.key: LayerStates(found[place.key], widths.get(place.layer)) for place in places}
+            states |= {place.key: _site(place, places, chosen, factor) for place in waiting[layer]}
+        waiting = {
+            layer: layer_places for layer, layer_places in waiting.items() if layer not in told and layer not in reasons
+        }
+    return {place.key: LayerStates(states[place.key], widths.get(place.layer)) for place in places}
 
 
 def _found_in(
@@ -125,7 +127,7 @@ def _found_in(
     more = {layer: sums[layer].others(chosen) for layer, (chosen, _) in told.items()}
     for layer in _tried(more, traces, run, tolerance):
         reasons[layer] = _SEVERAL
-    told = {layer: each for layer, each in told.items() if reasons[layer] is not _SEVERAL}
+    told = {layer: layer_sums for layer, layer_sums in told.items() if reasons[layer] is not _SEVERAL}
     return told, {layer: reason for layer, reason in reasons.items() if layer not in told}
 
 
@@ -133,18 +135,24 @@ def _tried(
     listed: Mapping[nn.Module, Sequence[_Sum]], traces: ModuleTraces, run: Callable[[], Any], tolerance: float
 ) -> dict[nn.Module, "_Told"]:
     """The first sum of each layer that holds with random numbers for the output, of at most ``_ROUNDS`` of each."""
-    found: dict[nn.Module, _Told] = {}
+    proven: dict[nn.Module, _Told] = {}
     for number in range(_ROUNDS):
-        sums = {layer: each[number] for layer, each in listed.items() if layer not in found and number < len(each)}
+        sums = {
+            layer: layer_sums[number]
+            for layer, layer_sums in listed.items()
+            if layer not in proven and number < len(layer_sums)
+        }
         if not sums:
             break
-        random = [(Site(each.output), _random(_state(each.end, traces))) for each in sums.values()]
+        random = [
+            (Site(candidate_sum.output), _random(_state(candidate_sum.end, traces))) for candidate_sum in sums.values()
+        ]
         with changing(random), traced(_modules_of(sums)) as changed, torch.no_grad():
             run()
-        for layer, each in sums.items():
-            if (factor := each.factor(changed, tolerance)) is not None:
-                found[layer] = each, factor
-    return found
+        for layer, candidate_sum in sums.items():
+            if (factor := candidate_sum.factor(changed, tolerance)) is not None:
+                proven[layer] = candidate_sum, factor
+    return proven
 
 
 def _site(place: AttentionPlace, places: Sequence[AttentionPlace], chosen: _Sum, factor: float) -> Site:
@@ -198,12 +206,12 @@ class _Sums:
     def others(self, chosen: _Sum) -> list[_Sum]:
         """The sums that other states of the layer may be, of other outputs than that of this sum."""
         output, traces = _Slot(chosen.output, given=False), self._traces
-        inside, found = {*chosen.output.modules()}, list[_Sum]()
+        inside, other_sums = {*chosen.output.modules()}, list[_Sum]()
         for slot in self._states([_state(output, traces)]):
             if slot.module not in inside | {self._layer} and traces.begun[slot.module] < traces.done[chosen.output]:
                 sums, complete = self.of(slot, (chosen.end, output), whole=False)
-                found += [] if complete else sums
-        return found
+                other_sums += [] if complete else sums
+        return other_sums
 
     def _states(self, known: Sequence[Tensor]) -> list[_Slot]:
         """The states that modules are given, in the order in which they begin, the one before the layer first."""
@@ -230,7 +238,7 @@ class _Sums:
         def residual(*columns: _Slot | None) -> float:
             return _residual(gram, [at[id(slot)] for slot in columns if slot is not None])
 
-        found = list[tuple[bool, float, _Sum]]()
+        candidates = list[tuple[bool, float, _Sum]]()
         for state, output in product(states, outputs):
             if traces.begun[state.module] > traces.done[output.module]:
                 continue  # an output is made of the state to which it is added
@@ -243,24 +251,24 @@ class _Sums:
                 fewer = [residual(state, attention), *([] if attention is None else [residual(state, output)])]
                 if left <= tolerance and left < min(fewer) / 2:
                     module = None if attention is None else attention.module
-                    found.append((module is not None, left, _Sum(target, state, output.module, module)))
+                    candidates.append((module is not None, left, _Sum(target, state, output.module, module)))
                     break
         before = [state for state in states if not self._is_attended(state) and not self._is_made_behind(state)]
         alone = (residual(state, one) for state, one in product(before, beside))
         complete = any(left <= _ROUNDED * tolerance for left in alone)
-        return [chosen for *_, chosen in sorted(found, key=itemgetter(0, 1))], complete
+        return [chosen for *_, chosen in sorted(candidates, key=itemgetter(0, 1))], complete
 
     def _unlike(self, slots: Sequence[_Slot], known: Sequence[Tensor]) -> list[_Slot]:
         """The slots whose states have the shape of a known one and differ from it, and from those of earlier slots."""
-        known, found = [*known], list[_Slot]()
+        known, unlike = [*known], list[_Slot]()
         for slot in slots:
             state = slot.of(self._traces)
             if state is None or state.shape != known[0].shape or not bool(state.any()):
                 continue
             if not any(same(one, state, self._tolerance * _ROUNDED) for one in known):
                 known.append(state)
-                found.append(slot)
-        return found
+                unlike.append(slot)
+        return unlike
 
     def _is_earlier(self, slot: _Slot, target: _Slot) -> bool:
         return self._traces.begun[slot.module] < self._traces.begun[target.module]
@@ -277,13 +285,13 @@ class _Sums:
     def _behind_attention(self) -> set[nn.Module]:
         """The modules that are given what an attention returned, one behind the other: its norm, its projection."""
         rest = [module for module in self._modules if module not in self._attending]
-        found, made = set[nn.Module](), [*self._attended]
+        behind, made = set[nn.Module](), [*self._attended]
         grows = True
         while grows:
-            near = {module for module in rest if module not in found and self._follows(module, made)}
+            near = {module for module in rest if module not in behind and self._follows(module, made)}
             made += [self._traces.made[module] for module in near if module in self._traces.made]
-            found, grows = found | near, bool(near)
-        return found
+            behind, grows = behind | near, bool(near)
+        return behind
 
     def _follows(self, module: nn.Module, made: Sequence[Tensor]) -> bool:
         """True if a module without others is given one of these states, or one with others returns it."""
@@ -310,8 +318,8 @@ def _gram(states: Sequence[Tensor]) -> NDArray[np.float64]:
     """The products of states, each of length 1; each token counts by its size in the first state."""
     columns = torch.stack(_columns(states))
     columns = columns / columns.norm(dim=1, keepdim=True)
-    found: NDArray[np.float64] = (columns @ columns.T).numpy()
-    return found
+    gram: NDArray[np.float64] = (columns @ columns.T).numpy()
+    return gram
 
 
 def _columns(states: Sequence[Tensor]) -> list[Tensor]:

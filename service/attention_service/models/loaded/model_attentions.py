@@ -81,11 +81,11 @@ def find_mixers(
     implicit = ImplicitLayers(model, named)
     if not named:
         return FoundMixers(implicit, {})
-    found = find_places(model, implicit, named, _within(implicit, reader, run), reader.short_text)
+    named_places = find_places(model, implicit, named, _within(implicit, reader, run), reader.short_text)
     places = {
-        key: replace(each, mixes=kind_of(each.module), state_width=implicit.state_widths[each.module])
-        for key, each in found.items()
-        if each.queries == "text"
+        key: replace(place, mixes=kind_of(place.module), state_width=implicit.state_widths[place.module])
+        for key, place in named_places.items()
+        if place.queries == "text"
     }
     return FoundMixers(implicit, places)
 
@@ -121,14 +121,14 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
     places = find_places(model, observed, layers, _within(observed, reader, run), reader.short_text)
     if reader.enters != "pixels":  # of which windows and pooled tokens are no tokens
         tokens = {"text", "media", *(("target", BOTH) if reader.pairs else ())}
-        places = {key: each for key, each in places.items() if {each.queries, each.keys} <= tokens}
+        places = {key: place for key, place in places.items() if {place.queries, place.keys} <= tokens}
     return FoundAttentions(observed, places)
 
 
 def not_observed(model: nn.Module, places: Collection[AttentionPlace]) -> Iterable[nn.Module]:
     """Return the modules that compute their attention themselves and are none of these places."""
     seen = {place.module for place in places}
-    return [each for each in own_attentions(model) if seen.isdisjoint(each.modules())]
+    return [attention for attention in own_attentions(model) if seen.isdisjoint(attention.modules())]
 
 
 def _named(model: PreTrainedModel, reader: InputReader, modules: Sequence[AttentionModule]) -> Layers:
@@ -140,12 +140,12 @@ def _named(model: PreTrainedModel, reader: InputReader, modules: Sequence[Attent
 
 def _runs(called: Iterable[nn.Module], attention: AttentionWay) -> list[nn.Module]:
     """The modules in the order of their runs, of those in the order of their calls of the attention function."""
-    calls, found = Counter[nn.Module](), []
+    calls, modules_called = Counter[nn.Module](), []
     for module in called:
         if calls[module] % attention.calls_of(module) == 0:
-            found.append(module)
+            modules_called.append(module)
         calls[module] += 1
-    return found
+    return modules_called
 
 
 def _named_by_run(layers: Layers, ran: Sequence[nn.Module]) -> Layers | None:
@@ -159,12 +159,12 @@ def _named_by_run(layers: Layers, ran: Sequence[nn.Module]) -> Layers | None:
     repeated = {stacks[one.module] for one, keys in layers if counts[one.module] > len(keys)} - MEDIA
     if not repeated:
         return None
-    numbers, found = Counter[str](), dict[nn.Module, list[LayerKey]]()
+    numbers, keys_of = Counter[str](), dict[nn.Module, list[LayerKey]]()
     for module in (*ran, *(one.module for one, _ in layers if not counts[one.module])):
         stack = stacks[module]
-        found.setdefault(module, []).append(f"{stack}.{numbers[stack]}" if stack else numbers[stack])
+        keys_of.setdefault(module, []).append(f"{stack}.{numbers[stack]}" if stack else numbers[stack])
         numbers[stack] += 1
-    return [(one, tuple(found[one.module]) if stacks[one.module] in repeated else keys) for one, keys in layers]
+    return [(one, tuple(keys_of[one.module]) if stacks[one.module] in repeated else keys) for one, keys in layers]
 
 
 def _within(attention: AttentionWay, reader: InputReader, run: ShortRun) -> Callable[[AttentionPass], None]:

@@ -77,8 +77,8 @@ def _unknown_ends(loaded: LoadedModel) -> list[str]:
         return []
     known = loaded.reader.predictable
     return [
-        f"eos_token_id {each} (the model predicts {known} tokens, numbered from 0, so no text ends with it)"
-        for each in loaded.reader.end_ids(loaded.model) if not 0 <= each < known
+        f"eos_token_id {token_id} (the model predicts {known} tokens, numbered from 0, so no text ends with it)"
+        for token_id in loaded.reader.end_ids(loaded.model) if not 0 <= token_id < known
     ]  # fmt: skip
 
 
@@ -97,11 +97,11 @@ def unseen_layers(loaded: LoadedModel) -> dict[LayerKey, str]:
     kinds = other_mixers(loaded.model)
     others = {number: _no_pairs(kind) for number, kind in kinds.items()}
     others |= {place.key: IMPLICIT for place in loaded.implicit.values() if isinstance(place.key, int)}
-    found: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in loaded.places}
+    reasons: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in loaded.places}
     for place in loaded.places.values():
         if place.keys_of != "tokens":
-            found[place.key] = f"its keys are those of {place.keys_of}"
-    return found
+            reasons[place.key] = f"its keys are those of {place.keys_of}"
+    return reasons
 
 
 def run_fields(loaded: LoadedModel, checked: CheckedRequest, attention_pass: AttentionPass) -> dict[str, Any]:

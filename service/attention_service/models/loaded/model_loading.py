@@ -200,12 +200,12 @@ def _lacking(model: Any, missing: Iterable[str]) -> list[str]:
     A pooler that is made on request is left out without them: the states do not depend on it, and there is no pooled
     vector then.
     """
-    found = sorted(missing)
-    poolers = [name for name in found if name.startswith("pooler.")]
+    lacking = sorted(missing)
+    poolers = [name for name in lacking if name.startswith("pooler.")]
     if poolers and "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
         model.pooler = None
-        return [name for name in found if name not in poolers]
-    return found
+        return [name for name in lacking if name not in poolers]
+    return lacking
 
 
 def _infinite(model: PreTrainedModel) -> Iterator[str]:
@@ -216,9 +216,9 @@ def _infinite(model: PreTrainedModel) -> Iterator[str]:
             yield name
 
 
-def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:
+def _mismatch(mismatch: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:
     """The reason for which a tensor is refused: its name, its shape in the file, and the shape that the config asks."""
-    name, stored, wanted = found[0], list(found[1]), list(found[2])
+    name, stored, wanted = mismatch[0], list(mismatch[1]), list(mismatch[2])
     others = {size for size in wanted if size not in stored}
     entries = [f"{entry} {value}" for entry, value in config.items() if type(value) is int and value in others]
     says = f" ({', '.join(entries[:3])})" if entries else ""
@@ -245,7 +245,7 @@ def _class_of(config: Any) -> Any:
         names = [name]
     elif pair and not name.endswith("ForImageClassification"):
         names = [name.removesuffix("Model") + end for end in VISION_HALVES]
-    named = next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
+    named = next((getattr(transformers, class_name) for class_name in names if hasattr(transformers, class_name)), None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel
 
 

@@ -189,15 +189,15 @@ class ModelRunner:
         attention_pass, at = spec.attention_pass, dict[Point, Tensor]()
         changes = self._changes(spec, at)
         if spec.resumed is None and not spec.keeps_layers:
-            found = self._result(arguments, spec, changes, at)
+            result = self._result(arguments, spec, changes, at)
         else:
             resuming = nullcontext() if spec.resumed is None else self._layers.resuming(spec.resumed)
             keeping = self._layers.keeping() if spec.keeps_layers else nullcontext(KeptStates())
             with resuming, keeping as layers:
-                found = replace(self._result(arguments, spec, changes, at), layers=layers)
+                result = replace(self._result(arguments, spec, changes, at), layers=layers)
         for layer, taps in attention_pass.traced.items():
             at |= {(layer, tap): x for tap, x in taps.items()}
-        return found
+        return result
 
     def _changes(self, spec: RunSpec, at: dict[Point, Tensor]) -> list[tuple[Point, State]]:
         """The changes of states by a run, which fill ``at``; those of taps become tasks of its attentions."""

@@ -48,15 +48,15 @@ def _keeps_numbers(reader: InputReader, run: Run, part: nn.Module | None) -> boo
     together, alone = reader.batch([_text(0, TEXT), *short]), reader.batch(short)
     try:
         with torch.no_grad():
-            found = run(_arguments(reader, together), AttentionPass({}), model=part)[0][1:]
+            predicted = run(_arguments(reader, together), AttentionPass({}), model=part)[0][1:]
             own = run(_arguments(reader, alone), AttentionPass({}), model=part)[0]
     except NOT_RUNNING:
         return False
-    if found.ndim > 1 and (found.shape[1], own.shape[1]) == (TEXT, TARGET):  # an output of each token
-        found = found[:, -TARGET:] if reader.pads_left else found[:, :TARGET]
-    if found.shape != own.shape:
+    if predicted.ndim > 1 and (predicted.shape[1], own.shape[1]) == (TEXT, TARGET):  # an output of each token
+        predicted = predicted[:, -TARGET:] if reader.pads_left else predicted[:, :TARGET]
+    if predicted.shape != own.shape:
         return False
-    differences, sizes = (wide(x).flatten(1).norm(dim=1) for x in (found - own, own))
+    differences, sizes = (wide(x).flatten(1).norm(dim=1) for x in (predicted - own, own))
     return bool((differences <= _TOLERANCE[own.dtype] * sizes).any())
 
 

@@ -71,15 +71,15 @@ class RouterTrials:
             self._tokens.setdefault(layer, set()).add(math.prod(texts_of(state)))
 
     def _end(self, module: nn.Module, args: Sequence[Any], options: Mapping[str, Any], output: Any) -> None:
-        found = self._found.get(module) or expert_arguments(args, options)
-        if found is None:
+        arguments = self._found.get(module) or expert_arguments(args, options)
+        if arguments is None:
             return
         if module not in self._tried:
             self._tried.add(module)
-            if self._sums(module, args, options, found, first_of(output)):
-                self._found[module] = found
+            if self._sums(module, args, options, arguments, first_of(output)):
+                self._found[module] = arguments
         self._calls[module] += 1
-        self._tokens.setdefault(module, set()).add(len(argument(args, options, found.weights)))
+        self._tokens.setdefault(module, set()).add(len(argument(args, options, arguments.weights)))
 
     @torch.no_grad()
     def _sums(
@@ -102,8 +102,8 @@ class RouterTrials:
                 states.repeat_interleave(taken, 0), choice.flatten(0, 1)[:, None].repeat(1, taken, *rest),
                 weights.new_tensor([1.0] + [0.0] * (taken - 1)).repeat(tokens * taken, 1),
             ).reshape(tokens, taken, -1).float()  # fmt: skip
-            sums = [(each[..., None].float() * alone).sum(1) for each in (weights, random)]
-            made = [each.reshape(sums[0].shape).float() for each in (output, run(states, choice, random))]
+            sums = [(factors[..., None].float() * alone).sum(1) for factors in (weights, random)]
+            made = [summed.reshape(sums[0].shape).float() for summed in (output, run(states, choice, random))]
         except (*NOT_RUNNING, AssertionError):
             return False
         return bool(alone.any()) and all(map(self._same, sums, made))

@@ -35,28 +35,28 @@ class ModuleTraces:
 @contextmanager
 def traced(modules: Iterable[nn.Module]) -> Iterator[ModuleTraces]:
     """Keep what these modules are given and return until the block ends."""
-    found = ModuleTraces()
+    traces = ModuleTraces()
     moments = count()
 
     def begin(module: nn.Module, *_: Any) -> None:
-        found.begun.setdefault(module, next(moments))
+        traces.begun.setdefault(module, next(moments))
 
     def note(module: nn.Module, args: Sequence[Any], options: Mapping[str, Any], output: Any) -> None:
         several = output if isinstance(output, tuple | list) else output.values() if isinstance(output, dict) else ()
         first = next(iter(several), None) if several else output
         if isinstance(first, Tensor):
-            found.ended[module] = first.detach().clone()
-        if module in found.returned:
+            traces.ended[module] = first.detach().clone()
+        if module in traces.returned:
             return
-        found.returned[module] = output
-        found.done[module] = next(moments)
+        traces.returned[module] = output
+        traces.done[module] = next(moments)
         named = [options[name] for name in _NAMES if name in options]
         given = next((x for x in (*args, *named) if isinstance(x, Tensor)), None)
         if given is not None:
-            found.given[module] = given.detach().clone()
+            traces.given[module] = given.detach().clone()
         if isinstance(first, Tensor):
-            found.made[module] = found.ended[module]
+            traces.made[module] = traces.ended[module]
 
     modules = [*modules]
     with noting_calls(modules, begin), noting_returns(modules, note):
-        yield found
+        yield traces

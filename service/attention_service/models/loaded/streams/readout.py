@@ -59,28 +59,28 @@ class LensReadout:
         if reader.pairs:
             options["encoder_outputs"] = with_first(self.encoded, states)
         with loaded.attention.running(AttentionPass({})), self._passing_over(states):
-            found: Tensor = loaded.model(**options).logits
-        return wide(found[:, -1])
+            logits: Tensor = loaded.model(**options).logits
+        return wide(logits[:, -1])
 
     @contextmanager
     def _passing_over(self, states: Tensor) -> Iterator[None]:
         """Let every layer return these states until the block ends."""
         with ExitStack() as stack:
             for layer, returned in self.returned.items():
-                found = with_first(returned, states.transpose(0, 1) if layer in self.time_first else states)
-                stack.callback(replaced(layer, lambda *_, _found=found, **__: _found))
+                replaced_output = with_first(returned, states.transpose(0, 1) if layer in self.time_first else states)
+                stack.callback(replaced(layer, lambda *_, _found=replaced_output, **__: _found))
             yield
 
     def check(self, states: Tensor, logits: Tensor, tolerance: float) -> None:
         """Raise InvalidRequest unless states ``[B, L, …, d]`` behind the last layer give these logits."""
         try:
-            found = self.logits(states.flatten(0, 1)).view(logits.shape)
+            read_out = self.logits(states.flatten(0, 1)).view(logits.shape)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as fault:
             raise InvalidRequest.at(
                 "kind",
                 f"{self._name} does not run over states of single tokens in place of its layers' (it says: {fault})",
             ) from fault
-        if bool((found - wide(logits)).norm() > tolerance * wide(logits).norm()):
+        if bool((read_out - wide(logits)).norm() > tolerance * wide(logits).norm()):
             raise InvalidRequest.at(
                 "kind",
                 f"the logits of {self._name} do not depend on the states behind its last layer alone, so no lens "
@@ -107,11 +107,11 @@ def check_has_unembedding(loaded: LoadedModel, param: str) -> None:
 
 def every_layer(loaded: LoadedModel) -> Sequence[nn.Module]:
     """Return the layers of every stack that reads tokens, in the order in which they are listed."""
-    stacks = dict.fromkeys(each for place in loaded.all_places if (each := list_of(loaded, place.layer)))
+    stacks = dict.fromkeys(layers for place in loaded.all_places if (layers := list_of(loaded, place.layer)))
     return [layer for stack in stacks for layer in stack]
 
 
 def list_of(loaded: LoadedModel, layer: nn.Module) -> nn.ModuleList | None:
     """The list that a layer stands in; None for a layer that is in none."""
-    lists = (each for each in loaded.model.modules() if isinstance(each, nn.ModuleList))
-    return next((each for each in lists if any(one is layer for one in each)), None)
+    lists = (module for module in loaded.model.modules() if isinstance(module, nn.ModuleList))
+    return next((candidates for candidates in lists if any(one is layer for one in candidates)), None)

@@ -69,8 +69,8 @@ class Branch:
             return weight if isinstance(projection, Conv1D) else weight.T
         width = weight.shape[0 if isinstance(projection, Conv1D) else 1]
         probes = torch.eye(width, dtype=weight.dtype, device=weight.device)[None]
-        found: Tensor = projection(probes)[0] - projection(torch.zeros_like(probes[:, :1]))[0]
-        return found
+        matrix: Tensor = projection(probes)[0] - projection(torch.zeros_like(probes[:, :1]))[0]
+        return matrix
 
     def change(self, heads: Tensor, change: Tensor) -> Tensor:
         """The change of the states ``[B, L, d]`` by one of the heads ``[B, L, H · Dv]`` that the projection takes."""
@@ -116,10 +116,12 @@ class Unembedding:
     def constant(self, ids: Tensor | None = None) -> Tensor:
         """The logits ``[V]``, or those of some tokens, that are there without any state."""
         matrix = self.matrix if ids is None else self.matrix[ids]
-        found = torch.zeros(len(matrix), dtype=torch.promote_types(matrix.dtype, torch.float32), device=matrix.device)
+        constant = torch.zeros(
+            len(matrix), dtype=torch.promote_types(matrix.dtype, torch.float32), device=matrix.device
+        )
         if self.norm is not None:
-            found = wide(matrix) @ (self.norm.bias * self.factor)
-        return found if self.bias is None else found + (self.bias if ids is None else self.bias[ids])
+            constant = wide(matrix) @ (self.norm.bias * self.factor)
+        return constant if self.bias is None else constant + (self.bias if ids is None else self.bias[ids])
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,14 +157,14 @@ class ResidualStream:
 
     def beside(self, place: AttentionPlace) -> list[AttentionPlace]:
         """The attentions of the layer of one, that one too."""
-        return [each for each in self.places.values() if each.layer is place.layer]
+        return [neighbour for neighbour in self.places.values() if neighbour.layer is place.layer]
 
     def _held(self) -> set[nn.Module]:
         """The modules whose numbers are held."""
         head: Any = self.readout.loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        found = {branch.source for branch in self.branches.values() if branch.norm is not None} | {head}
+        sources = {branch.source for branch in self.branches.values() if branch.norm is not None} | {head}
         module = None if self.unembedding is None else self.unembedding.module
-        return found if module is None else found | {module}
+        return sources if module is None else sources | {module}
 
     def number(self, place: AttentionPlace) -> int:
         """The place of an attention's layer in the stack."""
@@ -190,17 +192,17 @@ class ResidualStream:
     @property
     def points(self) -> dict[Point, Site]:
         """The points of the stack: the states around its layers, and the parts that its attentions add."""
-        found = {self.states[0]: Site(self.layers[0], given=True)}
-        found |= {point: Site(layer) for point, layer in zip(self.states[1:], self.layers, strict=True)}
+        sites = {self.states[0]: Site(self.layers[0], given=True)}
+        sites |= {point: Site(layer) for point, layer in zip(self.states[1:], self.layers, strict=True)}
         for key, branch in self.branches.items():
-            found[key, ADDED] = Site(branch.source)
+            sites[key, ADDED] = Site(branch.source)
             if branch.norm is not None:
-                found[key, UNNORMED] = Site(branch.source, given=True)
+                sites[key, UNNORMED] = Site(branch.source, given=True)
             if branch.projection is not None:
-                found[key, HEADS] = Site(branch.projection, given=True)
+                sites[key, HEADS] = Site(branch.projection, given=True)
         if self.unembedding is not None and self.unembedding.module is not None:
-            found[NORMED] = Site(self.unembedding.module)
-        return found
+            sites[NORMED] = Site(self.unembedding.module)
+        return sites
 
 
 def find_stream(loaded: LoadedModel) -> ResidualStream:
@@ -218,7 +220,9 @@ def _stream(loaded: LoadedModel) -> ResidualStream:
     check_has_unembedding(loaded, "kind")
     wanted = "target" if loaded.reader.pairs else "text"
     places = {place.key: place for place in loaded.all_places if place.queries == wanted}
-    stack = next((each for place in places.values() if (each := list_of(loaded, place.layer)) is not None), None)
+    stack = next(
+        (stack_layers for place in places.values() if (stack_layers := list_of(loaded, place.layer)) is not None), None
+    )
     if stack is None:
         raise InvalidRequest.at("kind", f"the layers of {name} that read the text are in no list")
     layers = [*stack]
@@ -242,7 +246,7 @@ def _stream(loaded: LoadedModel) -> ResidualStream:
             f"the layers of {name} return states of the shape {[*last.shape]} for {logits.shape[1]} tokens; a lens "
             "reads one state of each token",
         )
-    returned = {each: traces.returned[each] for each in every_layer(loaded) if each in traces.returned}
+    returned = {layer: traces.returned[layer] for layer in every_layer(loaded) if layer in traces.returned}
     encoder = loaded.model.get_encoder() if loaded.reader.pairs else None
     readout = LensReadout(loaded, returned, time_first, None if encoder is None else traces.returned.get(encoder))
     readout.check(last, logits, tolerance_of(loaded.model.dtype))
@@ -297,15 +301,15 @@ def _branches(loaded: LoadedModel, stream: ResidualStream, traces: ModuleTraces)
             raise _NoSumError(f"layer {number + 1} is not given what layer {number} returns")
     if any(place.turn for place in stream.places.values()):
         raise _NoSumError("its layers share modules")
-    found: dict[LayerKey, Branch] = {}
+    branches: dict[LayerKey, Branch] = {}
     zeroed = _without_two_heads(loaded, stream)
     for layer in layers:
         own = [place for place in stream.places.values() if place.layer is layer]
         if own:
-            found |= _branches_of(loaded, layer, own, traces, zeroed)
-    if lost := [place.key for place in stream.places.values() if place.key not in found]:
+            branches |= _branches_of(loaded, layer, own, traces, zeroed)
+    if lost := [place.key for place in stream.places.values() if place.key not in branches]:
         raise _NoSumError(f"the attention of layer {lost[0]} is not in its layers")
-    return found
+    return branches
 
 
 def _without_two_heads(loaded: LoadedModel, stream: ResidualStream) -> ModuleTraces:
@@ -315,7 +319,7 @@ def _without_two_heads(loaded: LoadedModel, stream: ResidualStream) -> ModuleTra
         for place in stream.places.values()
         if place.taps is None or "context" in place.taps
     }
-    with traced([each for layer in stream.layers for each in layer.modules()]) as traces, torch.no_grad():
+    with traced([module for layer in stream.layers for module in layer.modules()]) as traces, torch.no_grad():
         loaded.run(loaded.reader.short_runs()[0], AttentionPass(tasks))
     return traces
 
@@ -348,8 +352,8 @@ def _branches_of(
             factors = factors_beside(end - begin, parts, others, tolerance)
         if factors:
             return {
-                place.key: Branch(each.source, factor, each.norm, each.projection, each.without_heads)
-                for place, each, factor in zip(places, chosen, factors, strict=True)
+                place.key: Branch(option.source, factor, option.norm, option.projection, option.without_heads)
+                for place, option, factor in zip(places, chosen, factors, strict=True)
             }
     if ends_in_norm:
         raise _NoSumError(f"layer {places[0].key} returns its sum behind a norm, so its parts do not add up")
@@ -359,10 +363,10 @@ def _branches_of(
 def _others(layer: nn.Module, places: Sequence[AttentionPlace], traces: ModuleTraces) -> list[Tensor]:
     """The states that the modules of a layer make beside its attentions."""
     end, within = traces.made[layer], {module for place in places for module in place.module.modules()}
-    found = [
+    rests = [
         traces.made[module] for module in layer.modules() if module not in {*within, layer} and module in traces.made
     ]
-    return [x.reshape(end.shape) for x in found if x.numel() == end.numel() and x.shape[-1] == end.shape[-1]]
+    return [x.reshape(end.shape) for x in rests if x.numel() == end.numel() and x.shape[-1] == end.shape[-1]]
 
 
 def _unsummed_layer(stream: ResidualStream, traces: ModuleTraces, tolerance: float) -> int | None:
@@ -370,7 +374,11 @@ def _unsummed_layer(stream: ResidualStream, traces: ModuleTraces, tolerance: flo
         places = [place for place in stream.places.values() if place.layer is layer]
         branches = [stream.branches[place.key] for place in places]
         end = wide(traces.made[layer])
-        added = end - wide(traces.given[layer]) - sum(each.factor * wide(traces.made[each.source]) for each in branches)
+        added = (
+            end
+            - wide(traces.given[layer])
+            - sum(branch.factor * wide(traces.made[branch.source]) for branch in branches)
+        )
         if not are_summed(added, _others(layer, places, traces), tolerance, end):
             return number
     return None
@@ -381,7 +389,7 @@ def _options(
 ) -> Iterator[Branch]:
     """The branches that an attention may have: its projection or what it returns, or a norm of either."""
     projection, why = _projection(place, modules, traces, zeroed)
-    sources = [each for each in (projection, place.module) if each is not None and each in traces.made]
+    sources = [source for source in (projection, place.module) if source is not None and source in traces.made]
     for source in sources:
         of_heads = source is projection or (
             projection is not None and same(traces.made[projection], traces.made[source], tolerance)

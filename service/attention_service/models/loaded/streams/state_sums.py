@@ -61,10 +61,10 @@ def factors_of(
     gram = columns.T @ columns
     if float(torch.linalg.cond(gram)) > _MOST_ALIKE:
         return None
-    found = torch.linalg.solve(gram, columns.T @ wanted)
-    if bool((columns @ found - wanted).norm() > tolerance * wanted.norm()):
+    solved = torch.linalg.solve(gram, columns.T @ wanted)
+    if bool((columns @ solved - wanted).norm() > tolerance * wanted.norm()):
         return None
-    factors = [1.0 if abs(x - 1) < 10 * tolerance else x for x in (found / sizes)[: len(parts)].tolist()]
+    factors = [1.0 if abs(x - 1) < 10 * tolerance else x for x in (solved / sizes)[: len(parts)].tolist()]
     return factors if all(abs(x) > 10 * tolerance for x in factors) else None
 
 
@@ -72,5 +72,5 @@ def are_summed(total: Tensor, others: Sequence[Tensor], tolerance: float, like: 
     """True if a state is a sum of at most two others, times factors, or nothing beside a state ``like`` it."""
     if bool(total.norm() <= tolerance * like.norm()):
         return True
-    chosen = (each for count in range(1, SUMMANDS + 1) for each in combinations(others, count))
-    return any(factors_of(total, each, (), tolerance) for each in chosen)
+    chosen = (summands for count in range(1, SUMMANDS + 1) for summands in combinations(others, count))
+    return any(factors_of(total, summands, (), tolerance) for summands in chosen)

@@ -141,7 +141,7 @@ def watched_state(loaded: LoadedModel, watch: Watch, path: Path, param: str) -> 
         raise InvalidRequest.at(f"{param}.probe", f"it is of layer {layer}, which this model has not")
     if (reason := loaded.runner.refuses((place.key, point), "read")) is not None:
         raise InvalidRequest.at(f"{param}.probe", f"layer {layer}: {reason}; take a probe of another layer or point")
-    bias = next(each.bias for each in facts.layers if each.layer == layer)
+    bias = next(facts_of_layer.bias for facts_of_layer in facts.layers if facts_of_layer.layer == layer)
     weights = weights.to(loaded.model.device, torch.float64)
     return WatchedProbe(watch.probe, place.key, point, weights, bias, watch.stop, watch.prompt)
 

@@ -99,7 +99,7 @@ _PACKAGES: Final = {_TIKTOKEN: "tiktoken", ".model": "sentencepiece", ".spm": "s
 _TAKEN: Final = re.compile(r"tekken\.json|tokenizer\.model|tiktoken\.model")
 """Parts of names that transformers takes for a vocabulary, whatever the class, if there is no ``tokenizer.json``."""
 VOCABULARIES: Final = (
-    WHOLE, TEKKEN, _TIKTOKEN, *dict.fromkeys(name for tokenizer_class in CLASSES.values() for name in tokenizer_class.files),
+    WHOLE, TEKKEN, _TIKTOKEN, *dict.fromkeys(name for kind in CLASSES.values() for name in kind.files),
 )  # fmt: skip
 """Files of which a vocabulary is one or several."""
 TEXT_FILES: Final = (

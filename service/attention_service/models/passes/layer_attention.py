@@ -277,12 +277,7 @@ class LayerAttention:
             able = able_kernels(bound, self._device, None, Needs(edits=edits))
             clock = self._device.clock
             name = choose_kernel(
-                bound,
-                able,
-                clock,
-                KERNEL_BYTES,
-                lambda kernel_choice: least_bytes(bound, kernel_choice),
-                backward=backward,
+                bound, able, clock, KERNEL_BYTES, lambda kernel: least_bytes(bound, kernel), backward=backward
             )
             if len(self._kernels) >= 4096:
                 self._kernels.clear()

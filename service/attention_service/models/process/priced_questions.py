@@ -154,9 +154,9 @@ def _one_pass(model: AskedModel, request: Any, checked: CheckedRequest, answer: 
 
 def joined(model: AskedModel, questions: Sequence[Question]) -> list[Answer]:
     """Answer questions of one group by one pass."""
-    request, checked = questions[0][0], [one for _, one in questions]
-    texts = sum(len(one.inputs.predicted.ids) for one in checked)
-    length = max(max(one.inputs.predicted.length, one.inputs.text.length) for one in checked)
+    request, checked = questions[0][0], [asked for _, asked in questions]
+    texts = sum(len(asked.inputs.predicted.ids) for asked in checked)
+    length = max(max(asked.inputs.predicted.length, asked.inputs.text.length) for asked in checked)
 
     shared = Stage(texts, length, weights=isinstance(request, ModelWeightsRequest))
     runs = TimedRuns(model.costs, shared, _purpose(request))

@@ -26,4 +26,4 @@ def written(reply: WireModel, form: str, encoding: Encoding) -> tuple[str, Seque
 
 def lines_of(objects: Sequence[Any]) -> bytes:
     """Objects as JSON, one a line. Their numbers are finite."""
-    return b"\n".join([orjson.dumps(object, option=orjson.OPT_SERIALIZE_NUMPY) for object in objects])
+    return b"\n".join([orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY) for part in objects])

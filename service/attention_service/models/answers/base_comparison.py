@@ -24,7 +24,7 @@ def compared_weights(
     """Return the weights by the adapter, and in each layer those by its base and the differences."""
     plain = request.model_copy(update={"compare": None})
     questions: list[Question] = [(plain, replace(checked, adapter=None)), (plain, checked)]
-    groups = [group_of(loaded, *each) for each in questions]
+    groups = [group_of(loaded, *question) for question in questions]
     replies: Any
     recording = None
     if groups[0] is not None and groups[0] == groups[1]:
@@ -35,11 +35,11 @@ def compared_weights(
         second = recorded_weights(loaded, plain, checked)
         replies, recording = (first, second.reply), second.recording
     base, changed = replies
-    layers = [_compared(*each) for each in zip(base.layers, changed.layers, strict=True)]
-    found: ModelWeightsReply = changed.model_copy(
+    layers = [_compared(*pair) for pair in zip(base.layers, changed.layers, strict=True)]
+    reply: ModelWeightsReply = changed.model_copy(
         update={"layers": layers, "ran": changed.ran.model_copy(update={"joined": 1})}
     )
-    return Recorded(found, recording)
+    return Recorded(reply, recording)
 
 
 def _compared(base: LayerWeights, changed: LayerWeights) -> LayerWeights:

@@ -32,7 +32,7 @@ def may_divide(loaded: LoadedModel, request: TextsRequest, checked: CheckedReque
 
     One that is to be ``alone`` keeps its pass, whose bits are those of a batch of all.
     """
-    inputs, edits = checked.inputs, [edit for each in checked.edits.values() for edit in each]
+    inputs, edits = checked.inputs, [edit for layer_edits in checked.edits.values() for edit in layer_edits]
     alike = loaded.stacks_texts and loaded.head.unit != "choice" and checked.repeats and inputs.media is None
     return inputs.several and alike and not (request.alone or differ_by_text(edits))
 
@@ -50,13 +50,13 @@ def divided(
         with results_in(lambda *_: None):  # the memory of the reply is for that of all texts
             part: Any = answer(loaded, _request_of(request, count, rows), _checked_of(checked, rows)).reply
         if isinstance(request, ModelForwardRequest):
-            shown = [each.model_copy(update={"text": each.text + first}) for each in part.predictions]
+            shown = [prediction.model_copy(update={"text": prediction.text + first}) for prediction in part.predictions]
             part = part.model_copy(update={"predictions": shown})
         parts.append(part)
     kernels = list(dict.fromkeys(kernel for part in parts for kernel in part.ran.kernels))
     ran = parts[0].ran.model_copy(update={"kernels": kernels, "compute_ms": time.took_ms})
-    found: WireModel = _joined(parts).model_copy(update={"ran": ran})
-    return found
+    joined_reply: WireModel = _joined(parts).model_copy(update={"ran": ran})
+    return joined_reply
 
 
 def _check(loaded: LoadedModel, request: TextsRequest, checked: CheckedRequest) -> None:
@@ -113,7 +113,7 @@ def _joined(parts: Sequence[Any], name: str = "") -> Any:
     if isinstance(first, list):
         if name in {"layers", "watched"}:
             return [_joined(layer) for layer in zip(*parts, strict=True)]
-        return [each for part in parts for each in part]
+        return [member for part in parts for member in part]
     return first
 
 

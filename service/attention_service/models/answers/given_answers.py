@@ -57,12 +57,12 @@ def answer_ids(inputs: Inputs) -> list[list[int]]:
 
 def answer_logs(logits: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
     """Ln p ``[A]`` of the tokens of each answer, by the logits ``[B, A, V]`` that predict them."""
-    found = []
+    logs = []
     for row, own in zip(logits, ids, strict=True):
         wide = row[: len(own)].to(torch.promote_types(row.dtype, torch.float32))
         chosen = torch.tensor(own, device=row.device)[:, None]
-        found.append((wide.gather(-1, chosen) - wide.logsumexp(-1, keepdim=True))[:, 0])
-    return found
+        logs.append((wide.gather(-1, chosen) - wide.logsumexp(-1, keepdim=True))[:, 0])
+    return logs
 
 
 @torch.no_grad()
@@ -75,7 +75,7 @@ def answer_replies(
     """
     ids = answer_ids(inputs)
     logs, before = answer_logs(logits, ids), None if other is None else answer_logs(other, ids)
-    found = []
+    replies = []
     for text, own in enumerate(ids):
         chosen = logits[text, range(len(own)), own]
         ranks = (logits[text, : len(own)] > chosen[:, None]).sum(-1).tolist()
@@ -88,5 +88,5 @@ def answer_replies(
             if before is not None:
                 fields[f"{run}_logprob"] = float(before[text][at])
             rows.append(valid(AnswerToken, fields))
-        found.append(rows)
-    return found if inputs.several else found[0]
+        replies.append(rows)
+    return replies if inputs.several else replies[0]

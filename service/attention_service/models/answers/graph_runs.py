@@ -94,8 +94,8 @@ class GraphRuns:
 def differentiated(run: GraphRun) -> dict[Point, Tensor]:
     """The gradient of L at each point of a run."""
     points = [*run.at]
-    found = pullback([run.value], [run.at[point] for point in points], [torch.ones_like(run.value)])
-    return dict(zip(points, found, strict=True))
+    gradients = pullback([run.value], [run.at[point] for point in points], [torch.ones_like(run.value)])
+    return dict(zip(points, gradients, strict=True))
 
 
 def _scaled(state: Tensor, scales: Sequence[float], begin: Tensor | None) -> Tensor:

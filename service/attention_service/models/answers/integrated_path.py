@@ -129,15 +129,15 @@ class EmbeddingPath:
         """
         yield from self.time.between(1)
         [baseline] = self.values(embedded, [0.0])
-        found = _DECADES[0]
+        smallest = _DECADES[0]
         for start in range(0, len(_DECADES), self.points):
             some = _DECADES[start : start + self.points]
             yield from self.time.between(len(some))
-            for decades, value in zip(some, self.values(embedded, [10.0**-each for each in some]), strict=True):
+            for decades, value in zip(some, self.values(embedded, [10.0**-exponent for exponent in some]), strict=True):
                 if bool(((value - baseline).abs() > _VALUE_TOLERANCE * baseline.abs().clamp_min(1)).any()):
-                    return found, baseline
-                found = decades
-        return found, baseline
+                    return smallest, baseline
+                smallest = decades
+        return smallest, baseline
 
     def values(self, embedded: Tensor, scales: Sequence[float]) -> Tensor:
         """L ``[points, B]`` at these scales of the embeddings."""

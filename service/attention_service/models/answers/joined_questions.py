@@ -107,25 +107,25 @@ def _of_all(questions: Sequence[Question]) -> Any:
 def _texts(stack: Stack) -> list[Tokens]:
     """The texts of one request without their padding."""
     real = stack.ids.new_ones(stack.ids.shape, dtype=torch.bool) if stack.mask is None else stack.mask
-    found = []
+    tokens_of_texts = []
     for ids, own, spans in zip(stack.ids.tolist(), real.tolist(), stack.spans, strict=True):
-        found.append(Tokens([*compress(ids, own)], [*compress(spans, own)]))
-    return found
+        tokens_of_texts.append(Tokens([*compress(ids, own)], [*compress(spans, own)]))
+    return tokens_of_texts
 
 
 def _places(loaded: LoadedModel, questions: Sequence[Question]) -> list[OwnTexts]:
     """The texts of each request among all, with its questions to the layers if it has edits."""
     longest = max(checked.inputs.text.length for _, checked in questions)
-    found: list[OwnTexts] = []
+    own_texts: list[OwnTexts] = []
     first = 0
     for request, checked in questions:
         length, behind = checked.inputs.text.length, first + len(checked.inputs.text.ids)
         tokens = slice(longest - length, longest) if loaded.reader.pads_left else slice(0, length)
         ask: Any = forward_pass if isinstance(request, ModelForwardRequest) else weights_pass
         own = ask(loaded, request, checked) if checked.edits else AttentionPass({})
-        found.append(OwnTexts(slice(first, behind), tokens, own))
+        own_texts.append(OwnTexts(slice(first, behind), tokens, own))
         first = behind
-    return found
+    return own_texts
 
 
 def _parted(
@@ -133,7 +133,7 @@ def _parted(
     part: Callable[[Any, OwnTexts, bool], dict[str, Any]],
 ) -> list[WireModel]:  # fmt: skip
     """The reply to each question, from that to all."""
-    found: list[WireModel] = []
+    replies: list[WireModel] = []
     for question, own in zip(questions, places, strict=True):
         checked = question[1]
         several, labels = checked.inputs.several, loaded.reader.labels(checked.inputs.text)
@@ -143,22 +143,25 @@ def _parted(
         fields = part(reply, own, several) | {"labels": labels if several else labels[0], "ran": ran}
         if isinstance(reply, ModelForwardReply):
             fields["watched"] = _watched_part(reply, checked, own) if checked.watch else ABSENT
-        found.append(reply.model_copy(update=fields))
-    return found
+        replies.append(reply.model_copy(update=fields))
+    return replies
 
 
 def _forward_part(reply: ModelForwardReply, texts: OwnTexts, _: bool) -> dict[str, Any]:
     first, rows = texts.rows.start, range(texts.rows.start, texts.rows.stop)
     shown = [
-        each.model_copy(update={"text": each.text - first, "position": each.position - texts.tokens.start})
-        for each in reply.predictions if each.text in rows
-    ]  # fmt: skip
+        prediction.model_copy(
+            update={"text": prediction.text - first, "position": prediction.position - texts.tokens.start}
+        )
+        for prediction in reply.predictions
+        if prediction.text in rows
+    ]
     return {"predictions": shown}
 
 
 def _watched_part(reply: ModelForwardReply, checked: CheckedRequest, texts: OwnTexts) -> list[ProbeScores]:
     """The scores of a request's texts by its probes, of those by the probes of all."""
-    scores = {each.probe: np.asarray(each.scores) for each in reply.watched}
+    scores = {watched_probe.probe: np.asarray(watched_probe.scores) for watched_probe in reply.watched}
     row = texts.rows if checked.inputs.several else texts.rows.start
     return [
         valid(ProbeScores, {"probe": probe.id, "scores": scores[probe.id][row][..., texts.tokens]})
@@ -204,5 +207,7 @@ def _layer_part(layer: LayerWeights, row: int | slice, tokens: slice) -> LayerWe
 
 def _row(value: Any, row: int | slice) -> Any:
     return (
-        {name: _row(each, row) for name, each in value.items()} if isinstance(value, dict) else np.asarray(value)[row]
+        {name: _row(member, row) for name, member in value.items()}
+        if isinstance(value, dict)
+        else np.asarray(value)[row]
     )

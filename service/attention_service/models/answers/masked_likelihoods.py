@@ -97,8 +97,8 @@ def masked_likelihoods(loaded: LoadedModel, plan: LikelihoodPlan, at_once: int) 
         ranks += (logits > chosen).sum((1, 2)).tolist()
         attention_pass.kernels |= kernels
     attention_pass.started = time.began
-    found = _by_text(loaded, plan, logs, ranks)
-    likelihood = found if checked.inputs.several else found[0]
+    likelihoods = _by_text(loaded, plan, logs, ranks)
+    likelihood = likelihoods if checked.inputs.several else likelihoods[0]
     fields: dict[str, Any] = {"predicts": loaded.head.predicts, "likelihood": likelihood}
     return valid(ModelForwardReply, fields | run_fields(loaded, checked, attention_pass))
 
@@ -130,8 +130,8 @@ def _by_text(
     for copy, name, log, rank in zip(plan.copies, names, logs, ranks, strict=True):
         fields = {"position": copy.position, "token": name, "id": copy.token, "logprob": log, "rank": rank}
         tokens[copy.text].append(valid(AnswerToken, fields))
-    found = []
+    likelihoods = []
     for row in tokens:
         total = sum(float(token.logprob) for token in row)
-        found.append(valid(TextLikelihood, {"tokens": row, "sum": total, "mean": total / len(row)}))
-    return found
+        likelihoods.append(valid(TextLikelihood, {"tokens": row, "sum": total, "mean": total / len(row)}))
+    return likelihoods

@@ -127,8 +127,8 @@ class MeasuredRuns:
             wanted = self._wanted() if loaded.begins_at(first, narrow=True) else None
             resumed = Resumed(self.kept, first, times, wanted, states)
         rows, attention_pass = self._run(replace(spec, resumed=resumed), times).logits, spec.attention_pass
-        for each in (attention_pass, *(own.attention_pass for own in attention_pass.own)):
-            self._attention_pass.kernels |= each.kernels
+        for measured_pass in (attention_pass, *(own.attention_pass for own in attention_pass.own)):
+            self._attention_pass.kernels |= measured_pass.kernels
         baseline = self._measured
         value, before = self._objective.repeated(times).value(rows), self._objective.value(baseline)
         if not is_finite(value):  # NaN in the reply says that there is no such edit or path
@@ -154,7 +154,7 @@ class MeasuredRuns:
             fields["token"] = self._objective.ids
             fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
         shape = len(baseline), *map(len, swept.values())
-        effects = {name: self._of_all(found, shape) for name, found in self._found.items() if found or name == "value"}
+        effects = {name: self._of_all(runs, shape) for name, runs in self._found.items() if runs or name == "value"}
         self._attention_pass.started = time.perf_counter() - self._seconds
         about = run_fields(loaded, self.checked, self._attention_pass)
         return valid(ModelEffectsReply, fields | {"effects": valid(ModelEffects, effects)} | about)
@@ -180,11 +180,11 @@ class MeasuredRuns:
         stack = stack if times == 1 else stack.repeated(times)
         return self._loaded.runner.run(self.arguments(times), replace(spec, logits=Predictions(places, stack)))
 
-    def _of_all(self, found: Mapping[int, Tensor], shape: tuple[int, ...]) -> Any:
+    def _of_all(self, runs: Mapping[int, Tensor], shape: tuple[int, ...]) -> Any:
         """``[B, *swept]``; NaN where no layer has such an index."""
         every = torch.full((shape[0], math.prod(shape[1:])), torch.nan, dtype=torch.float64)
-        for number, each in found.items():
-            every[:, number] = each.double()
+        for number, numbers in runs.items():
+            every[:, number] = numbers.double()
         return self._shaped(every.view(shape))
 
     def _shaped(self, x: Tensor) -> Any:

@@ -100,7 +100,7 @@ def recorded_forward(
     run = (_run_twice if twice else _run)(loaded, checked, attention_pass, predicted, read)
     rows = run.rows
     rows, before = rows.halves if twice and rows is not None else (rows, before)
-    found, several = attention_pass.take(), checked.inputs.several
+    results, several = attention_pass.take(), checked.inputs.several
     fields: dict[str, Any] = {"predicts": head.predicts, "predictions": [], "layers": []}
     if rows is not None and answered:
         count = len(answered[0])
@@ -124,7 +124,7 @@ def recorded_forward(
         vectors = pooled(run.output)
         fields["pooled"] = to_numpy(vectors if several else vectors[0])
     for place in checked.places if wanted - {"logits", "pooled", "embeddings"} else ():
-        layer = {name: found[place.key][name] for name in taps}
+        layer = {name: results[place.key][name] for name in taps}
         for name in ("output", "mlp", "router", "hidden"):
             if name in wanted:
                 batched = checked.several(place) if name == "output" else checked.several_states(place)
@@ -133,20 +133,20 @@ def recorded_forward(
         fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
     if checked.watch:
         fields["watched"] = [_scored(loaded, checked, probe, run.at[probe.point]) for probe in checked.watch]
-    recording = recording_of(loaded, request, checked.inputs, found, run.at) if keep else None
+    recording = recording_of(loaded, request, checked.inputs, results, run.at) if keep else None
     return Recorded(valid(ModelForwardReply, fields | run_fields(loaded, checked, attention_pass)), recording)
 
 
 def _entering(loaded: LoadedModel, at: Mapping[Point, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
     """The states that enter the model, and its first layer, by the names of the reply."""
-    found: dict[str, Tensor] = {}
+    states: dict[str, Tensor] = {}
     if "hidden" in wanted:
         entered = entered_by_stack(at)
-        found["entered"] = entered[min(entered, key=MEDIA.__contains__)]  # of texts rather than of images
+        states["entered"] = entered[min(entered, key=MEDIA.__contains__)]  # of texts rather than of images
     if "embeddings" in wanted:
         state = at[EMBEDDINGS]
-        found["embeddings"] = state.flatten(1, 2) if state.ndim == 4 and loaded.reader.enters == "pixels" else state
-    return found
+        states["embeddings"] = state.flatten(1, 2) if state.ndim == 4 and loaded.reader.enters == "pixels" else state
+    return states
 
 
 def _scored(loaded: LoadedModel, checked: CheckedRequest, probe: WatchedProbe, state: Tensor) -> ProbeScores:

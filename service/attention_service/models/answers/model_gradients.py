@@ -157,8 +157,10 @@ class ModelGradients:
             checkpoint()
             upstream = torch.zeros_like(run.value)
             upstream[index] = 1
-            found = pullback([run.value], [run.at[point] for point in points], [upstream], keep=index < len(parts) - 1)
-            yield {point: x * run.at[point].detach() for point, x in zip(points, found, strict=True)}
+            gradients = pullback(
+                [run.value], [run.at[point] for point in points], [upstream], keep=index < len(parts) - 1
+            )
+            yield {point: x * run.at[point].detach() for point, x in zip(points, gradients, strict=True)}
 
     def _of_layer(
         self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]
@@ -172,11 +174,11 @@ class ModelGradients:
             fields["heads"] = array(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
             if place.mixes != "attention" and may_be_normed(effect) and (yield from self._is_normed(place)):
                 fields["heads_normed"] = True
-        found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
+        of_layer: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
         for tap in self._taps:
             problem, selection = run.attention_pass.problems[place.key], self._selections[place.key]
-            found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
-        arrays = {name: (states if name in {"hidden", "mlp"} else array)(x) for name, x in found.items()}
+            of_layer[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
+        arrays = {name: (states if name in {"hidden", "mlp"} else array)(x) for name, x in of_layer.items()}
         return valid(LayerGradients, fields | {"gradients": arrays})
 
     def _is_normed(self, place: AttentionPlace) -> Passes[bool]:
@@ -191,9 +193,9 @@ class ModelGradients:
         """The sums of attributions ``[B, …]``, the change of L that they explain, and the gap between both."""
         attributed, expected = attributions.double().sum(1), value.detach().double() - baseline.double()
         gap = attributed - expected
-        found = {"attributed": attributed, "expected": expected, "gap": gap, "relative_gap": gap / expected.abs()}
-        found["relative_gap"][expected == 0] = torch.nan
-        return {name: self._array(x) for name, x in found.items()}
+        integral = {"attributed": attributed, "expected": expected, "gap": gap, "relative_gap": gap / expected.abs()}
+        integral["relative_gap"][expected == 0] = torch.nan
+        return {name: self._array(x) for name, x in integral.items()}
 
     def _array(self, x: Tensor, *, several: bool | None = None) -> Any:
         """A result ``[B, …]`` as the reply has it; ``several``: with its batch dimension."""
@@ -211,10 +213,10 @@ class ModelGradients:
             base = {point: x.detach() for point, x in run.at.items()}
             rounding = _ROUNDING * max(1.0, float(run.value.detach().abs().sum()))
             del run
-        found = {}
+        checks = {}
         for point, x in base.items():
-            found[_name(point)] = yield from self._check(point, x, gradients[point], rounding)
-        return found
+            checks[_name(point)] = yield from self._check(point, x, gradients[point], rounding)
+        return checks
 
     def _check(self, point: Point, base: Tensor, gradient: Tensor, rounding: float) -> Passes[GradientCheck]:
         generator = torch.Generator().manual_seed(0)
@@ -240,12 +242,12 @@ class ModelGradients:
             yield from self._time.between(2)
             with in_float64(self._loaded.model):
                 moved = (base + sign * step * direction for sign in (1, -1))
-                ends = [float(self._runs.run({point: each}, graph=False).value.sum()) for each in moved]
+                ends = [float(self._runs.run({point: moved_state}, graph=False).value.sum()) for moved_state in moved]
             try:
                 step = steps.send((ends[0] - ends[1]) / (2 * step))
             except StopIteration as end:
-                found: Derivative = end.value
-                return found
+                derivative: Derivative = end.value
+                return derivative
 
 
 _DIRECTIONS: Final = 2

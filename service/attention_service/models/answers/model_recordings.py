@@ -44,7 +44,7 @@ def recording_of(
     loaded: LoadedModel,
     request: ModelInput,
     inputs: Inputs,
-    found: Mapping[LayerKey, Fields],
+    by_layer: Mapping[LayerKey, Fields],
     states: Mapping[Point, Tensor],
 ) -> RecordingFile:
     """Make the recording of a run over one text.
@@ -56,7 +56,7 @@ def recording_of(
     reader, unseen = loaded.reader, unseen_layers(loaded)
     tensors: dict[str, dict[str, Array]] = {stack: {} for stack in get_args(RecordedStack)}
     attentions = []
-    for key, results in found.items():
+    for key, results in by_layer.items():
         name = layer_name(key)
         if place_of(f"{name}.weights") is None:
             continue

@@ -120,19 +120,19 @@ def recorded_weights(
     attention_pass.started, attention_pass.own = unedited.started, own
     spec = RunSpec(attention_pass, states_to_read(loaded, checked, hidden=request.keep))
     run = loaded.runner.run(checked.inputs.arguments, spec)
-    found = attention_pass.take()
+    results = attention_pass.take()
     layers = [
-        layer_weights(place.key, found[place.key], implicit=place.mixes != "attention") for place in checked.places
+        layer_weights(place.key, results[place.key], implicit=place.mixes != "attention") for place in checked.places
     ]
-    recording = recording_of(loaded, request, checked.inputs, found, run.at) if request.keep else None
+    recording = recording_of(loaded, request, checked.inputs, results, run.at) if request.keep else None
     return Recorded(
         valid(ModelWeightsReply, {"layers": layers} | run_fields(loaded, checked, attention_pass)), recording
     )
 
 
-def layer_weights(key: LayerKey, found: Fields, *, implicit: bool = False) -> LayerWeights:
+def layer_weights(key: LayerKey, results: Fields, *, implicit: bool = False) -> LayerWeights:
     """The results of an inspection as part of the reply."""
-    fields = {name: value for name, value in found.items() if name != "whole"}
+    fields = {name: value for name, value in results.items() if name != "whole"}
     if implicit:
         fields["implicit"] = True
     fields["statistics"] = valid(HeadStatistics, fields["statistics"])
@@ -187,15 +187,15 @@ def _spans(
     loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest, texts: list[str]
 ) -> dict[str, NDArray[np.bool_]]:
     """The tokens ``[B, L]`` of each named span. Raises InvalidRequest."""
-    stack, found = checked.inputs.text, dict[str, NDArray[np.bool_]]()
+    stack, tokens_by_span = checked.inputs.text, dict[str, NDArray[np.bool_]]()
     known: list[str | Conversation | None] = [*texts] if texts else [None] * len(stack.ids)
     if request.messages is not None and texts:
         known = [loaded.reader.conversation(request.messages, ChatForm.of(request), parted=True)]
     for number, span in enumerate(request.statistic_options.spans):
-        tokens = found[span.name] = np.zeros((len(stack.ids), stack.length), bool)
+        tokens = tokens_by_span[span.name] = np.zeros((len(stack.ids), stack.length), bool)
         for row, (real, spans, text) in enumerate(zip(stack.real_tokens, stack.spans, known, strict=True)):
             tokens[row, span_tokens(span, f"{_AT}.spans.{number}", real, spans, text)] = True
-    return found
+    return tokens_by_span
 
 
 def _layer_statistics(
@@ -220,14 +220,14 @@ def _layer_statistics(
         candidates=options.candidates,
     )
     names = request.statistics  # the share of a choice is computed of other weights
-    found = bind_statistics(
+    bound_statistics = bind_statistics(
         names if names is None else [name for name in names if name != CHOSEN_SHARE],
         given, batch=bound.batch, queries=bound.queries, keys=bound.keys,
         able=place.own_statistics, normalize=request.normalize, implicit=place.mixes != "attention",
         same_tokens=queries is keys, texts=_text_tokens(request, place, queries, keys),
         where=f" of layer {place.key}",
     )  # fmt: skip
-    return replace(found, starts=keys.starts, key_positions=keys.positions)
+    return replace(bound_statistics, starts=keys.starts, key_positions=keys.positions)
 
 
 def _text_tokens(request: ModelWeightsRequest, place: AttentionPlace, queries: Stack, keys: Stack) -> list[TextTokens]:
@@ -236,7 +236,7 @@ def _text_tokens(request: ModelWeightsRequest, place: AttentionPlace, queries: S
         raise InvalidRequest.at(
             f"{_AT}.pairs", f"layer {place.key} attends within windows, whose tokens are no text; name other layers"
         )
-    return [TextTokens(*each) for each in zip(queries.real_tokens, keys.real_tokens, strict=True)]
+    return [TextTokens(*text_tokens) for text_tokens in zip(queries.real_tokens, keys.real_tokens, strict=True)]
 
 
 def _texts(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> list[str]:
@@ -253,7 +253,7 @@ def _tokens_of(checked: CheckedRequest, texts: list[str], part: Passage, param: 
     if isinstance(part, list) and len(part) != len(texts):
         raise InvalidRequest.at(param, f"expected one part for each of {len(texts)} texts; got {len(part)}")
     stack = checked.inputs.text
-    found = np.zeros((len(texts), stack.length), bool)
+    marked = np.zeros((len(texts), stack.length), bool)
     for row, text in enumerate(texts):
         own, at = (part[row], f"{param}.{row}") if isinstance(part, list) else (part, param)
         of = f" {row}" if len(texts) > 1 and isinstance(part, str) else ""
@@ -263,18 +263,18 @@ def _tokens_of(checked: CheckedRequest, texts: list[str], part: Passage, param: 
         parts = stack.parts[row] if stack.parts else [None] * stack.length
         for token, (span, source) in enumerate(zip(stack.spans[row], parts, strict=True)):
             inside = span is not None and begin < span[1] <= begin + len(own)
-            found[row, token] = inside and source not in {ANSWER, "text_pair"}
-        if not found[row].any():
+            marked[row, token] = inside and source not in {ANSWER, "text_pair"}
+        if not marked[row].any():
             raise InvalidRequest.at(at, f"no token of the text{of} ends in it; name a longer part")
-    return found
+    return marked
 
 
 def _at_keys(checked: CheckedRequest, place: AttentionPlace, tokens: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """The keys of a layer that are these tokens of the text."""
     inputs = checked.inputs
-    found = np.zeros(tuple(checked.keys(place).ids.shape), bool)
+    marked = np.zeros(tuple(checked.keys(place).ids.shape), bool)
     if place.keys == BOTH and inputs.target is not None:
-        found[:, inputs.target.length :] = tokens
+        marked[:, inputs.target.length :] = tokens
     elif place.windows is None and checked.stack(place.keys) is inputs.text:
-        found[:, : tokens.shape[1]] = tokens
-    return found
+        marked[:, : tokens.shape[1]] = tokens
+    return marked

@@ -54,9 +54,9 @@ class Objective:
             return torch.stack([row.mean() if self.mean else row.sum() for row in logs])
         if self.upstream is not None:
             return (logits * self.upstream.to(logits)).sum((1, 2))
-        found = logits if self.of_logit else self.head.logs(logits, rows.partition)
-        chosen = found[:, 0].gather(1, torch.tensor(self.ids, device=logits.device)[:, None])[:, 0]
-        return chosen if self.against is None else chosen - found[:, 0, self.against]
+        outputs = logits if self.of_logit else self.head.logs(logits, rows.partition)
+        chosen = outputs[:, 0].gather(1, torch.tensor(self.ids, device=logits.device)[:, None])[:, 0]
+        return chosen if self.against is None else chosen - outputs[:, 0, self.against]
 
     def named(self, rows: Rows, real: Tensor | None) -> "Objective":
         """Return a copy with the missing token (argmax) or position filled in.
@@ -83,17 +83,17 @@ class Objective:
         if before.partition is not None or self.head.scores or self.head.predicts is None:
             return None
         texts = [self.head.logs(rows.logits.double()) for rows in (before, after)]
-        found = self.head.divergence(*texts)  # [B, positions]
+        divergences = self.head.divergence(*texts)  # [B, positions]
         if self.answers is None:
-            return found.mean(-1)
-        own = [row[: len(ids)] for row, ids in zip(found, self.answers, strict=True)]
+            return divergences.mean(-1)
+        own = [row[: len(ids)] for row, ids in zip(divergences, self.answers, strict=True)]
         return torch.stack([row.mean() if self.mean else row.sum() for row in own])
 
     def repeated(self, times: int) -> "Objective":
         """The same number of texts that come so many times, one batch behind the other."""
         ids = None if self.ids is None else self.ids * times
         upstream = None if self.upstream is None else self.upstream.repeat(times, 1, 1)
-        places, answers = (None if each is None else each * times for each in (self.places, self.answers))
+        places, answers = (None if row is None else row * times for row in (self.places, self.answers))
         return replace(self, places=places, ids=ids, upstream=upstream, answers=answers)
 
     @property

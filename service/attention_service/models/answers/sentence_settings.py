@@ -67,17 +67,17 @@ def read_sentence_settings(folder: Path) -> SentenceSettings | None:
     if not (folder / "modules.json").is_file():
         return None
     modules = _read(folder, "modules.json", list)
-    if not all(isinstance(each, dict) for each in modules):
+    if not all(isinstance(module, dict) for module in modules):
         raise _refused("modules.json is not a list of objects")
-    types = [str(each.get("type", "")) for each in modules]
-    if own := [each for each in types if not each.startswith("sentence_transformers.")]:
+    types = [str(module.get("type", "")) for module in modules]
+    if own := [type_name for type_name in types if not type_name.startswith("sentence_transformers.")]:
         raise _refused(f"its embeddings pass {own[0]}, which is code of its own")
-    kinds = [each.rpartition(".")[2] for each in types]
+    kinds = [type_name.rpartition(".")[2] for type_name in types]
     if unknown := set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"}:
         raise _refused(f"its embeddings pass {', '.join(sorted(unknown))}, which is not supported")
     if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} - {"Dense", "Normalize"}:
         raise _refused(f"expected the modules Transformer and Pooling before others; got {', '.join(kinds)}")
-    transformer, pooling, *others = (str(each.get("path", "")) for each in modules)
+    transformer, pooling, *others = (str(module.get("path", "")) for module in modules)
     modes, pools_prompt = _pooling(_read(folder, Path(pooling, "config.json"), dict))
     steps = tuple(_step(folder, kind, path) for kind, path in zip(kinds[2:], others, strict=True))
     return SentenceSettings(modes, steps, pools_prompt, **_transformer(folder, transformer), **_whole(folder))
@@ -121,15 +121,15 @@ def _pooling(config: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
     if modes is None:
         modes = [mode for flag, mode in _FLAGS.items() if config.get(flag) is True] or ["mean"]
     modes = modes if isinstance(modes, list) else [modes]
-    if not modes or (unknown := [each for each in modes if each not in POOLING_MODES]):
+    if not modes or (unknown := [mode for mode in modes if mode not in POOLING_MODES]):
         raise _refused(f"expected a pooling_mode of {', '.join(POOLING_MODES)}; got {str(modes and unknown[0])[:80]!r}")
     return tuple(modes), _entry(config, "include_prompt", bool, True)
 
 
 def _transformer(folder: Path, path: str) -> dict[str, Any]:
     """The settings of the module that computes the states of tokens."""
-    found = (_read(folder, Path(path, name), dict, optional=True) for name in _OF_TRANSFORMER)
-    config: dict[str, Any] = next((each for each in found if each), {})
+    configs = (_read(folder, Path(path, name), dict, optional=True) for name in _OF_TRANSFORMER)
+    config: dict[str, Any] = next((stated for stated in configs if stated), {})
     if (task := config.get("transformer_task", "feature-extraction")) != "feature-extraction":
         raise _refused(f"its transformer_task is {str(task)[:80]!r}, which makes no embeddings")
     if config.get("processing_kwargs"):
@@ -161,7 +161,7 @@ def _whole(folder: Path) -> dict[str, Any]:
     if (kind := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise _refused(f"it is a {str(kind)[:80]} of sentence-transformers, which makes no embeddings of texts")
     prompts = {"query": "", "document": ""} | _entry(config, "prompts", dict, {})
-    if not all(isinstance(each, str | None) for each in prompts.values()):
+    if not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise _refused("its prompts are not all texts")
     default = _entry(config, "default_prompt_name", str, None)
     if default is not None and default not in prompts:
@@ -175,11 +175,11 @@ def _whole(folder: Path) -> dict[str, Any]:
 
 def _entry(config: dict[str, Any], name: str, kind: type[ValueT], default: Any) -> Any:
     """An entry of this type, or the default if it is missing or null."""
-    if (found := config.get(name)) is None:
+    if (entry := config.get(name)) is None:
         return default
-    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-        raise _refused(f"expected {name} to be of type {kind.__name__}; got {str(found)[:80]}")
-    return found
+    if not isinstance(entry, kind) or (kind is int and isinstance(entry, bool)):
+        raise _refused(f"expected {name} to be of type {kind.__name__}; got {str(entry)[:80]}")
+    return entry
 
 
 def _read(folder: Path, name: str | Path, kind: type, *, optional: bool = False) -> Any:
@@ -192,12 +192,12 @@ def _read(folder: Path, name: str | Path, kind: type, *, optional: bool = False)
         return {}
     try:
         is_read = place.is_file() and place.stat().st_size <= _LARGEST
-        found = json.loads(place.read_bytes()) if is_read else None
+        content = json.loads(place.read_bytes()) if is_read else None
     except (OSError, ValueError, RecursionError) as fault:
         raise _refused(f"{name} cannot be read: {type(fault).__name__}") from None
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise _refused(f"{name} is no {_KINDS[kind]} of at most {_LARGEST} bytes")
-    return found
+    return content
 
 
 def _refused(detail: str) -> InvalidCheckpoint:

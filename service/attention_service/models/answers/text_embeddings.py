@@ -65,10 +65,10 @@ class EmbeddingPlan:
         """The vectors ``[B, D]`` of states ``[B, L, d_model]``, ``mask [B, L]`` true for real tokens."""
         place = mask.long().cumsum(1)  # from 1, of each real token
         real = mask & (place > torch.tensor(self.left_out, device=place.device)[:, None])
-        found = torch.cat([_pool(mode, wide(states), real, place) for mode in self.settings.modes], -1)
+        vectors = torch.cat([_pool(mode, wide(states), real, place) for mode in self.settings.modes], -1)
         for step in self.settings.steps:
-            found = step(found)
-        return found[:, : self.settings.dimensions]
+            vectors = step(vectors)
+        return vectors[:, : self.settings.dimensions]
 
 
 def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingPlan:
@@ -81,8 +81,8 @@ def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingP
         raise InvalidRequest.at("dimensions", f"the vectors have {size}", limit=size)
     given: Any = request.input
     several = isinstance(given, list) and not isinstance(given[0], int)
-    inputs = {f"input.{index}": each for index, each in enumerate(given)} if several else {"input": given}
-    if not all(isinstance(each, str) for each in inputs.values()):
+    inputs = {f"input.{index}": item for index, item in enumerate(given)} if several else {"input": given}
+    if not all(isinstance(item, str) for item in inputs.values()):
         if request.prompt_name is not None:
             raise InvalidRequest.at("prompt_name", "token ids are taken as they are; send texts, or no prompt_name")
         for place, ids in inputs.items():
@@ -165,8 +165,8 @@ def _settings(loaded: LoadedModel, pooling: str | None = None) -> SentenceSettin
 
     Raises InvalidCheckpoint.
     """
-    found = _settings_of_checkpoint(loaded)
-    return found if pooling is None else replace(found, modes=(pooling,))
+    settings = _settings_of_checkpoint(loaded)
+    return settings if pooling is None else replace(settings, modes=(pooling,))
 
 
 def _scaled(settings: SentenceSettings, normalize: bool | None) -> SentenceSettings:
@@ -179,16 +179,16 @@ def _scaled(settings: SentenceSettings, normalize: bool | None) -> SentenceSetti
 
 def _settings_of_checkpoint(loaded: LoadedModel) -> SentenceSettings:
     model, reader = loaded.model, loaded.reader
-    found = read_sentence_settings(Path(str(model.name_or_path)))
-    if found is None:
+    settings = read_sentence_settings(Path(str(model.name_or_path)))
+    if settings is None:
         causal = loaded.head.predicts == "next" and not reader.pairs and getattr(model.config, "is_causal", True)
         return SentenceSettings(("lasttoken" if causal else "mean",), steps=(normalized,))
-    limits = [found.limit, reader.max_length]
-    if found.limit is None:
+    limits = [settings.limit, reader.max_length]
+    if settings.limit is None:
         tokenizers = getattr(reader.tokenizer, "model_max_length", None)
         limits += [tokenizers, getattr(model.config, "max_position_embeddings", None)]
-    known = (each for each in limits if isinstance(each, int) and 0 < each < _UNLIMITED)
-    return replace(found, limit=min(known, default=None))
+    known = (limit for limit in limits if isinstance(limit, int) and 0 < limit < _UNLIMITED)
+    return replace(settings, limit=min(known, default=None))
 
 
 def _prompt(settings: SentenceSettings, chosen: str | None, param: str) -> str:

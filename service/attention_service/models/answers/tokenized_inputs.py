@@ -28,7 +28,7 @@ def characters(request: TokenizeRequest) -> int:
             texts.append(message.content)
         else:
             texts += [part.text for part in message.content or () if isinstance(part, TextPart)]
-    return sum(len(each) for each in texts if each)
+    return sum(len(text) for text in texts if text)
 
 
 def tokenize(loaded: LoadedModel, request: TokenizeRequest) -> Tokenization:

@@ -15,16 +15,16 @@ def embeddings(
     loaded: LoadedModel, memory: PassMemory, request: EmbeddingRequest, plan: EmbeddingPlan
 ) -> Passes[Embeddings]:
     """Return a vector for each text."""
-    found: list[Embeddings] = []
+    parts: list[Embeddings] = []
     for some in parts_of([len(row) for row in plan.rows], memory):
-        if found:
+        if parts:
             yield len(some)
-        found.append(embed(loaded, request, plan.of(some)))
-    data = [each for part in found for each in part.data]
-    tokens = sum(part.usage.prompt_tokens for part in found)
-    return found[0].model_copy(
+        parts.append(embed(loaded, request, plan.of(some)))
+    data = [item for part in parts for item in part.data]
+    tokens = sum(part.usage.prompt_tokens for part in parts)
+    return parts[0].model_copy(
         update={
-            "data": [each.model_copy(update={"index": index}) for index, each in enumerate(data)],
+            "data": [item.model_copy(update={"index": index}) for index, item in enumerate(data)],
             "usage": Usage(prompt_tokens=tokens, total_tokens=tokens),
         }
     )
@@ -37,20 +37,20 @@ def similarities(
     rows, time = planned.plan.rows, OwnTime()
     half, passes = len(rows) // 2, BACKWARD if request.gradients else 1
     tokens = [2 * max(len(rows[pair]), len(rows[half + pair])) for pair in range(half)]
-    found: list[TextSimilarityReply] = []
+    replies: list[TextSimilarityReply] = []
     for some in parts_of(tokens, memory, passes):
-        if found:
+        if replies:
             yield from time.between(2 * passes * len(some))
         both = [*some, *(half + pair for pair in some)]
-        found.append(similarity_reply(loaded, request, stacked(loaded, planned.plan.of(both))))
-    if len(found) == 1:
-        return found[0]
+        replies.append(similarity_reply(loaded, request, stacked(loaded, planned.plan.of(both))))
+    if len(replies) == 1:
+        return replies[0]
     lists = {
-        name: [each for part in found for each in getattr(part, name)]
+        name: [item for part in replies for item in getattr(part, name)]
         for name in ("similarity", "labels", *(["tokens"] if request.gradients else ()))
     }
-    ran = found[0].ran.model_copy(update={"compute_ms": time.took_ms})
-    return found[0].model_copy(update={**lists, "ran": ran})
+    ran = replies[0].ran.model_copy(update={"compute_ms": time.took_ms})
+    return replies[0].model_copy(update={**lists, "ran": ran})
 
 
 def parts_of(tokens: Sequence[int], memory: PassMemory, times: int = 1) -> Iterator[range]:

@@ -74,22 +74,22 @@ def similarity_reply(
     fields: dict[str, Any] = {"similarity": cosine.tolist(), "labels": _by_pair(labels)}
     if request.gradients:
         gradients = torch.autograd.grad(cosine.sum(), embedded)
-        found = [(x * leaf).sum(-1).detach() for x, leaf in zip(gradients, embedded, strict=True)]
-        shares = found[0] if len(parts) == 1 else _filled_up(found, stack)
+        products = [(x * leaf).sum(-1).detach() for x, leaf in zip(gradients, embedded, strict=True)]
+        shares = products[0] if len(parts) == 1 else _filled_up(products, stack)
         fields["tokens"] = _by_pair(shares.tolist())
     return valid(TextSimilarityReply, fields | {"ran": model_ran(loaded, attention_pass, loaded.adapters.active)})
 
 
 def _filled_up(of_texts: Sequence[Tensor], stack: Stack) -> Tensor:
     """Numbers ``[1, L]`` of the tokens of each text, each run alone, as those of one batch; 0 for padding."""
-    found = of_texts[0].new_zeros(stack.ids.shape)
+    filled = of_texts[0].new_zeros(stack.ids.shape)
     real = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
-    for row, own, numbers in zip(found, real, of_texts, strict=True):
+    for row, own, numbers in zip(filled, real, of_texts, strict=True):
         row[own] = numbers[0]
-    return found
+    return filled
 
 
 def _by_pair(of_texts: Sequence[Any]) -> list[list[Any]]:
     """Facts of the first texts of all pairs and then of the second ones, pair by pair."""
     half = len(of_texts) // 2
-    return [[*each] for each in zip(of_texts[:half], of_texts[half:], strict=True)]
+    return [[*pair] for pair in zip(of_texts[:half], of_texts[half:], strict=True)]

@@ -53,9 +53,11 @@ class DenseLayer:
     def _read(self, shapes: dict[str, tuple[int, ...]], like: Tensor) -> dict[str, Tensor]:
         try:
             with open_tensors(self.file) as stored:
-                found = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118 - no mapping
-                if found != {name: [*shape] for name, shape in shapes.items()}:
-                    raise InvalidCheckpoint.at("model", f"{self._name} has tensors {found}; its config says {shapes}")
+                shapes_stored = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118 - no mapping
+                if shapes_stored != {name: [*shape] for name, shape in shapes.items()}:
+                    raise InvalidCheckpoint.at(
+                        "model", f"{self._name} has tensors {shapes_stored}; its config says {shapes}"
+                    )
                 return {name: stored.get_tensor(name).to(like.device, like.dtype) for name in shapes}
         except (OSError, SafetensorError) as fault:
             raise InvalidCheckpoint.at("model", f"{self._name} cannot be read: {type(fault).__name__}") from None

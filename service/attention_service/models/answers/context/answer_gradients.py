@@ -41,15 +41,17 @@ def answer_gradients(loaded: LoadedModel, plan: ContextPlan, heads: int) -> Pass
     gradients = ModelGradients(loaded, request, plan.checked)
     columns: list[Tensor] = []
     effects: dict[LayerKey, Tensor] = {}
-    for found in gradients.by_part([each.tokens for each in plan.sentences]):
+    for by_point in gradients.by_part([sentence.tokens for sentence in plan.sentences]):
         yield BACKWARD
-        by_token = found.pop(EMBEDDINGS).sum(-1)[0]  # [L]
-        columns.append(torch.stack([by_token[each.tokens.start : each.tokens.stop].sum() for each in plan.sources]))
-        for (layer, _), product in found.items():
+        by_token = by_point.pop(EMBEDDINGS).sum(-1)[0]  # [L]
+        columns.append(
+            torch.stack([by_token[source.tokens.start : source.tokens.stop].sum() for source in plan.sources])
+        )
+        for (layer, _), product in by_point.items():
             own = product.sum((0, 2, 3), dtype=torch.promote_types(product.dtype, torch.float32))  # [H]
             effects[layer or 0] = effects[layer or 0] + own if (layer or 0) in effects else own
     ranked = [
         HeadEffect(layer, head, effect) for layer, row in effects.items() for head, effect in enumerate(row.tolist())
     ]
-    ranked.sort(key=lambda each: -abs(each.effect))
+    ranked.sort(key=lambda head: -abs(head.effect))
     return AnswerGradients(torch.stack(columns, 1), ranked[:heads], gradients.kernels)

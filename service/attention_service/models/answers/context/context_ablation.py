@@ -31,7 +31,7 @@ def joins(loaded: LoadedModel, plan: ContextPlan) -> bool:
 
 def sentence_logs(plan: ContextPlan, logs: Tensor) -> Tensor:
     """The log-probability ``[A]`` of each sentence, by those ``[T]`` of the tokens."""
-    return torch.stack([logs[each.tokens.start : each.tokens.stop].sum() for each in plan.sentences])
+    return torch.stack([logs[sentence.tokens.start : sentence.tokens.stop].sum() for sentence in plan.sentences])
 
 
 def logs_of(loaded: LoadedModel, inputs: Inputs, attention_pass: AttentionPass) -> list[Tensor]:
@@ -50,8 +50,8 @@ def hidden_logs(
     stack = inputs.text.repeated(many)
     arguments = {name: torch.cat([x] * many) for name, x in inputs.arguments.items()}
     attention_pass.tasks = _hiding(loaded, plan, sources)
-    found = logs_of(loaded, Inputs(several=True, text=stack, target=None, arguments=arguments), attention_pass)
-    return torch.stack([sentence_logs(plan, each) for each in found])
+    logs = logs_of(loaded, Inputs(several=True, text=stack, target=None, arguments=arguments), attention_pass)
+    return torch.stack([sentence_logs(plan, logs_of_text) for logs_of_text in logs])
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def removed_logs(
         rows.append(Tokens([ids[at] for at in kept], [None] * len(kept), [parts[at] for at in kept]))
     stack = loaded.reader.batch(rows)
     inputs = Inputs(several=True, text=stack, target=None, arguments=loaded.reader.arguments(stack))
-    return torch.stack([sentence_logs(plan, each) for each in logs_of(loaded, inputs, attention_pass)])
+    return torch.stack([sentence_logs(plan, logs_of_text) for logs_of_text in logs_of(loaded, inputs, attention_pass)])
 
 
 def _hiding(loaded: LoadedModel, plan: ContextPlan, sources: Sequence[int]) -> dict[LayerKey, LayerTask]:

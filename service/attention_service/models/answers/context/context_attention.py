@@ -43,10 +43,10 @@ class ContextAttention(AttentionPass):
 
     def add(self, layer: LayerKey, results: Results) -> None:
         """Sum the weights ``[H, T, L]`` of a layer."""
-        found: Any = results["weights"]
-        weights: Tensor = found.to(torch.promote_types(found.dtype, torch.float32))
+        results_weights: Any = results["weights"]
+        weights: Tensor = results_weights.to(torch.promote_types(results_weights.dtype, torch.float32))
         by_source = torch.stack(
-            [weights[..., each.tokens.start : each.tokens.stop].sum(-1) for each in self._plan.sources]
+            [weights[..., source.tokens.start : source.tokens.stop].sum(-1) for source in self._plan.sources]
         )
         by_sentence = self._by_sentence(by_source)  # [S, H, A]
         total = by_sentence.sum(1)
@@ -59,7 +59,9 @@ class ContextAttention(AttentionPass):
 
     def _by_sentence(self, x: Tensor) -> Tensor:
         """The mean of ``[…, T]`` over the tokens of each sentence: ``[…, A]``."""
-        return torch.stack([x[..., each.tokens.start : each.tokens.stop].mean(-1) for each in self._plan.sentences], -1)
+        return torch.stack(
+            [x[..., sentence.tokens.start : sentence.tokens.stop].mean(-1) for sentence in self._plan.sentences], -1
+        )
 
     def _ratios(self, weights: Tensor) -> Tensor:
         """The lookback ratio of each head at each token ``[H, T]``; 1 for the first, behind the prompt alone."""

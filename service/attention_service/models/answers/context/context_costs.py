@@ -32,7 +32,7 @@ def stages_of(
     more = new_tokens(loaded, request, plan)
     sizes = ContextSizes(
         plan.length + more, len(plan.answers) + more, len(plan.sentences) or -(-more // _OF_SENTENCE),
-        [len(each.tokens) for each in plan.sources], joins=not request.alone and joins(loaded, plan),
+        [len(source.tokens) for source in plan.sources], joins=not request.alone and joins(loaded, plan),
     )  # fmt: skip
     return context_stages(costs.memory, request.return_, sizes, free_bytes)
 
@@ -47,7 +47,7 @@ def context_report(
     stages = stages_of(loaded, costs, question, plan, free_bytes)
     reply = costs.report(ModelComplexityRequest(length=max(1, plan.length), new_tokens=more), free_bytes)
     cost = ContextCost(
-        passes=sum(each.counted for each in stages), sources=len(plan.sources), tokens=plan.length + more,
+        passes=sum(stage.counted for stage in stages), sources=len(plan.sources), tokens=plan.length + more,
         **vars(costs.priced("context", stages)),
     )  # fmt: skip
     generated = reply if more else None

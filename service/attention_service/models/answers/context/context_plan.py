@@ -125,22 +125,22 @@ def plan_context(loaded: LoadedModel, request: ContextRequest) -> ContextPlan:
     answers = read.checked.inputs.answers[0]
     first = answers[0] if answers else text.length
     ends = [None if span is None else span[1] - 1 for span in text.spans[0][:first]]
-    found: list[SourceText] = []
+    sources: list[SourceText] = []
     for index, (name, span, param) in enumerate(_parts(read, request)):
         tokens = [at for at, end in enumerate(ends) if end is not None and span[0] <= end < span[1]]
         if not tokens:
             raise InvalidRequest.at(param, "no token ends in it; name a longer part of the prompt")
-        if found and tokens[0] < found[-1].tokens.stop:
+        if sources and tokens[0] < sources[-1].tokens.stop:
             raise InvalidRequest.at(param, f"it begins before source {index - 1} ends; sources do not overlap")
-        found.append(SourceText(name, span, range(tokens[0], tokens[-1] + 1)))
-    if not found:
+        sources.append(SourceText(name, span, range(tokens[0], tokens[-1] + 1)))
+    if not sources:
         raise InvalidRequest.at("split", "the prompt has no sentences; name sources")
-    if len(found) > MAX_SOURCES:
+    if len(sources) > MAX_SOURCES:
         raise InvalidRequest.at(
-            "split", f"the prompt has {len(found)} parts; name at most {MAX_SOURCES} sources", limit=MAX_SOURCES
+            "split", f"the prompt has {len(sources)} parts; name at most {MAX_SOURCES} sources", limit=MAX_SOURCES
         )
-    places = [each for each in read.checked.places if each.queries == "text" and each.mixes == "attention"]
-    plan = ContextPlan(read.prompt, found, replace(read.checked, places=places))
+    places = [place for place in read.checked.places if place.queries == "text" and place.mixes == "attention"]
+    plan = ContextPlan(read.prompt, sources, replace(read.checked, places=places))
     if read.answer is not None:
         check_answers(loaded, plan.inputs, "answer" if request.messages is None or request.answer else "messages")
         lasts = [None if span is None else span[1] - 1 - read.begin for span in text.spans[0]]
@@ -162,7 +162,7 @@ class _Read(NamedTuple):
 
 
 def _read_text(loaded: LoadedModel, request: ContextRequest) -> _Read:
-    text = request.text or "".join(each.text or "" for each in request.sources or ())
+    text = request.text or "".join(source.text or "" for source in request.sources or ())
     checked = check_request(loaded, ModelForwardRequest(text=text, answer=request.answer))
     return _Read(text, [(0, len(text), "")], checked, request.answer)
 
@@ -176,11 +176,11 @@ def _read_messages(loaded: LoadedModel, request: ContextRequest) -> _Read:
         raise InvalidRequest.at("messages", "sources are parts of a text; leave images and sounds out")
     checked = check_request(loaded, given)
     written = loaded.reader.conversation(messages, ChatForm.of(given), parted=True)
-    own = [each for each in written.parts if each[2] == ANSWER]
+    own = [part for part in written.parts if part[2] == ANSWER]
     if not own:
         return _Read(written.text, written.parts, checked)
     begin, end = own[0][0], own[-1][1]
-    parts = [each for each in written.parts if each[2] != ANSWER]
+    parts = [part for part in written.parts if part[2] != ANSWER]
     return _Read(written.text[:begin], parts, checked, written.text[begin:end], begin)
 
 
@@ -192,7 +192,7 @@ def _parts(read: _Read, request: ContextRequest) -> list[tuple[str, Characters, 
             return [(f"{role} {at}", (a, b), "split") for at, (a, b, role) in enumerate(read.parts, 1)]
         spans = [(begin + a, begin + b) for begin, end, _ in read.parts for a, b in sentence_spans(prompt[begin:end])]
         return [(f"sentence {at}", span, "split") for at, span in enumerate(spans, 1)]
-    found: list[tuple[str, Characters, str]] = []
+    parts: list[tuple[str, Characters, str]] = []
     at = 0
     for index, source in enumerate(request.sources):
         param = f"sources.{index}"
@@ -212,8 +212,8 @@ def _parts(read: _Read, request: ContextRequest) -> list[tuple[str, Characters, 
                     limit=len(prompt),
                 )
         at = max(at, span[1])
-        found.append((source.name or f"source {index + 1}", span, param))
-    return found
+        parts.append((source.name or f"source {index + 1}", span, param))
+    return parts
 
 
 def _sentences(answer: str, lasts: Sequence[int | None]) -> tuple[Sentence, ...]:
@@ -224,15 +224,15 @@ def _sentences(answer: str, lasts: Sequence[int | None]) -> tuple[Sentence, ...]
     spans = sentence_spans(answer) or [(0, len(answer))]
     if len(spans) > MAX_SENTENCES:
         spans = [*spans[: MAX_SENTENCES - 1], (spans[MAX_SENTENCES - 1][0], spans[-1][1])]
-    found: list[Sentence] = []
+    sentences: list[Sentence] = []
     first = at = 0
     for number, span in enumerate(spans):
         while at < len(lasts) and (number == len(spans) - 1 or (lasts[at] or 0) < span[1]):
             at += 1
         if at > first:
-            found.append(Sentence(span, range(first, at)))
+            sentences.append(Sentence(span, range(first, at)))
         first = at
-    return tuple(found)
+    return tuple(sentences)
 
 
 def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextPlan) -> None:
@@ -254,7 +254,7 @@ def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextP
                 )
             if place.taps is not None:
                 loaded.runner.check_tap(place, "weights", "edit", wanted["hidden"])
-        others = {each.mixes for each in loaded.implicit.values()}
+        others = {place.mixes for place in loaded.implicit.values()}
         if unseen := [*model_info(loaded)["unseen"], *sorted(others)]:
             raise InvalidRequest.at(
                 wanted["hidden"],

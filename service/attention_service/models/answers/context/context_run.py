@@ -85,8 +85,8 @@ class ContextRun:
             try:
                 passes = next(parts)
             except StopIteration as end:
-                found: T = end.value
-                return found
+                result: T = end.value
+                return result
             for _ in time.between(passes):
                 yield seconds
 
@@ -97,8 +97,8 @@ class ContextRun:
             attention_pass = self._attention = self._attend()
         else:
             logs = hidden_logs if stage.measure == "hidden" else removed_logs
-            found = logs(self._loaded, self._plan, stage.sources, attention_pass)
-            self._without[str(stage.measure)] |= dict(zip(stage.sources, found, strict=True))
+            logs_left = logs(self._loaded, self._plan, stage.sources, attention_pass)
+            self._without[str(stage.measure)] |= dict(zip(stage.sources, logs_left, strict=True))
         self._kernels |= attention_pass.kernels
 
     @torch.no_grad()
@@ -106,8 +106,8 @@ class ContextRun:
         """The pass that reads the whole prompt, and sums its attention."""
         wanted, plan = self._request.return_, self._plan
         chosen: dict[Any, list[int]] = {}
-        for each in () if self._gradients is None else self._gradients.heads:
-            chosen.setdefault(each.layer, []).append(each.head)
+        for head in () if self._gradients is None else self._gradients.heads:
+            chosen.setdefault(head.layer, []).append(head.head)
         looks = ContextAttention(plan, chosen, lookback="lookback" in wanted)
         if not {"attention", "lookback"} & set(wanted) and not chosen:
             looks.tasks = {}
@@ -123,17 +123,17 @@ class ContextRun:
             "prompt": plan.prompt, "answer_text": plan.answer, "generated": plan.generated,
             "sources": [
                 SourcePlace(
-                    name=each.name, text=plan.prompt[slice(*each.span)], span=each.span,
-                    tokens=(each.tokens.start, each.tokens.stop),
+                    name=source.name, text=plan.prompt[slice(*source.span)], span=source.span,
+                    tokens=(source.tokens.start, source.tokens.stop),
                 )
-                for each in plan.sources
+                for source in plan.sources
             ],
             "answer": [
                 AnswerSentence(
-                    text=plan.answer[slice(*each.span)], span=each.span,
-                    tokens=(answers[each.tokens.start], answers[each.tokens.stop - 1] + 1), logprob=logprob,
+                    text=plan.answer[slice(*sentence.span)], span=sentence.span,
+                    tokens=(answers[sentence.tokens.start], answers[sentence.tokens.stop - 1] + 1), logprob=logprob,
                 )
-                for each, logprob in zip(plan.sentences, self._logs.tolist(), strict=True)
+                for sentence, logprob in zip(plan.sentences, self._logs.tolist(), strict=True)
             ],
         }  # fmt: skip
         if looks is not None and "attention" in wanted:
@@ -146,10 +146,10 @@ class ContextRun:
             fields["gradient"] = to_numpy(self._gradients.sources)
         if self._gradients is not None and looks is not None:
             fields["heads"] = [
-                valid(HeadSources, {**each._asdict(), "attention": to_numpy(looks.of_heads[each.layer, each.head])})
-                for each in self._gradients.heads if (each.layer, each.head) in looks.of_heads
+                valid(HeadSources, {**head._asdict(), "attention": to_numpy(looks.of_heads[head.layer, head.head])})
+                for head in self._gradients.heads if (head.layer, head.head) in looks.of_heads
             ]  # fmt: skip
-        without = {name: self._changes(found) for name, found in self._without.items() if found}
+        without = {name: self._changes(removed) for name, removed in self._without.items() if removed}
         if without:
             fields["ablation"] = valid(Ablation, without)
         whole = AttentionPass({})
@@ -158,6 +158,6 @@ class ContextRun:
         about["ran"] = about["ran"].model_copy(update={"compute_ms": self._compute_ms, **times_of(self._expected)})
         return valid(ContextReply, fields | about)
 
-    def _changes(self, found: dict[int, Tensor]) -> Any:
+    def _changes(self, removed: dict[int, Tensor]) -> Any:
         """``[S, A]``: the log-probabilities without each source, minus those with all."""
-        return to_numpy(torch.stack([found[index] - self._logs for index in range(len(self._plan.sources))]))
+        return to_numpy(torch.stack([removed[index] - self._logs for index in range(len(self._plan.sources))]))

@@ -17,15 +17,15 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     A sentence ends at ``.``, ``!``, ``?`` or ``…`` before a space, at their full-width forms, and with its line.
     A full stop behind a single letter, a number of a list or a usual abbreviation ends none.
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     begin = 0
     for end in _END.finditer(text):
         if end[0] == "." and _is_short(text[begin : end.start()]):
             continue
-        _add(found, text, begin, end.end())
+        _add(spans, text, begin, end.end())
         begin = end.end()
-    _add(found, text, begin, len(text))
-    return found
+    _add(spans, text, begin, len(text))
+    return spans
 
 
 def _is_short(before: str) -> bool:
@@ -36,9 +36,9 @@ def _is_short(before: str) -> bool:
     return single or last.lower() in _SHORT or (len(words) == 1 and last.isdigit())
 
 
-def _add(found: list[tuple[int, int]], text: str, begin: int, end: int) -> None:
+def _add(spans: list[tuple[int, int]], text: str, begin: int, end: int) -> None:
     piece = text[begin:end]
     first = begin + len(piece) - len(piece.lstrip())
     last = begin + len(piece.rstrip())
     if first < last:
-        found.append((first, last))
+        spans.append((first, last))

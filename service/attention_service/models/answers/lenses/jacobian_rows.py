@@ -66,6 +66,6 @@ def jacobian_rows(loaded: LoadedModel, plan: RowsPlan, stream: ResidualStream) -
     upstream = torch.zeros_like(last)
     for copy, row in enumerate(plan.rows):
         upstream[copy, tokens, row] = 1
-    found = torch.autograd.grad(last, [states[point] for point in points[:-1]], upstream)
-    rows = torch.stack([wide(gradient[:, tokens]).mean(1) for gradient in found])
+    gradients = torch.autograd.grad(last, [states[point] for point in points[:-1]], upstream)
+    rows = torch.stack([wide(gradient[:, tokens]).mean(1) for gradient in gradients])
     return valid(JacobianReply, {"rows": to_numpy(rows), "width": plan.width})

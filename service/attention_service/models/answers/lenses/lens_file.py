@@ -27,8 +27,8 @@ class LensFile:
         width, shapes = stream.readout.width, self._shapes()
         for number in map(stream.number, places):
             if number < stream.count - 1 and shapes.get(number) != [width, width]:
-                found = shapes.get(number)
-                got = "none" if found is None else f"{found}"
+                shape = shapes.get(number)
+                got = "none" if shape is None else f"{shape}"
                 raise InvalidRequest.at(
                     "lens", f"expected a matrix {[width, width]} for layer {number} of this model; the lens has {got}"
                 )
@@ -36,8 +36,8 @@ class LensFile:
     def matrix(self, number: int) -> Tensor:
         """The matrix of a layer, in float32."""
         with open_tensors(self.path) as file:
-            found: Tensor = file.get_tensor(f"jacobians.{number}")
-        return found.to(torch.float32)
+            jacobian: Tensor = file.get_tensor(f"jacobians.{number}")
+        return jacobian.to(torch.float32)
 
     def _shapes(self) -> dict[int, list[int]]:
         try:

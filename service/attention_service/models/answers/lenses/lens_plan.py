@@ -69,7 +69,7 @@ def plan_lens(
     check_label_count("labels", request.labels, tokens.length, "token")
     every = [[*range(tokens.length)]] * len(tokens.ids)
     positions = every if request.positions is None else places_of(request.positions, tokens)
-    targets = [loaded.head.find(loaded.reader, each, f"targets.{at}", 0) for at, each in enumerate(request.targets)]
+    targets = [loaded.head.find(loaded.reader, target, f"targets.{at}", 0) for at, target in enumerate(request.targets)]
     plan = LensPlan(request, checked, stream, positions, targets, file)
     if file is not None:
         file.check(stream, checked.places)

@@ -96,7 +96,7 @@ class LensRun:
         points += stream.states
         if stream.unembedding is not None and stream.unembedding.module is not None:
             points.append(NORMED)
-        for place in [each for one in plan.checked.places for each in stream.beside(one)]:
+        for place in [neighbour for one in plan.checked.places for neighbour in stream.beside(one)]:
             branch = stream.branches[place.key]
             parts = {ADDED: True, UNNORMED: branch.norm is not None, HEADS: branch.projection is not None}
             points += [(place.key, name) for name, is_there in parts.items() if is_there]
@@ -140,17 +140,17 @@ class LensRun:
         """The largest logits of states ``[N, …]``, and those of the targets; ``shape``: the dimensions that N has."""
         at_once, k = self._stream.readout.rows, min(self._request.top_k, self._loaded.reader.predictable)
         targets: list[Tensor] = []
-        found: list[Sequence[Tensor]] = []
+        readings: list[Sequence[Tensor]] = []
         for start in range(0, len(rows), at_once):
             yield from self._time.between(1)
             made = logits(rows[start : start + at_once])
             targets.append(made[:, self._targets])
             best = made.topk(k)
             share = [(best.values - made.logsumexp(-1, keepdim=True)).exp()] if shares else []
-            found.append([best.indices, best.values, *share])
+            readings.append([best.indices, best.values, *share])
         fields: dict[str, Any] = {}
         if k:
-            arrays = [torch.cat(each).view(*shape, k) for each in zip(*found, strict=True)]
+            arrays = [torch.cat(parts).view(*shape, k) for parts in zip(*readings, strict=True)]
             self._names.update(arrays[0].flatten().tolist())
             named = zip(("ids", "logits", "probabilities"), map(self._array, arrays), strict=False)
             fields["top"] = valid(LensTop, dict(named))
@@ -165,10 +165,10 @@ class LensRun:
 
     @property
     def _unembedding(self) -> Unembedding:
-        found = self._stream.unembedding
-        if found is None:
+        unembedding = self._stream.unembedding
+        if unembedding is None:
             raise TypeError("a stream without an unembedding has no parts")
-        return found
+        return unembedding
 
     def _jacobian(self, place: AttentionPlace) -> Tensor | None:
         """The matrix of a layer; None for the identity."""
@@ -227,7 +227,7 @@ class LensRun:
             if (number := stream.number(place)) not in counted:
                 counted.add(number)
                 beside = wide(states[number + 1]) - wide(states[number])
-                beside = beside - sum(self._parts_of(each)[0] for each in stream.beside(place))
+                beside = beside - sum(self._parts_of(neighbour)[0] for neighbour in stream.beside(place))
             others = others - output - beside
             mlps.append(logits(beside))
             if heads is not None:

@@ -101,7 +101,7 @@ def _of_reranker(loaded: LoadedModel, request: ScoringRequest, pairs: Sequence[T
     if "text_pair" not in reader.takes:
         raise InvalidRequest.at("model", f"{type(loaded.model).__name__} reads no pairs: {reader.no_tokenizer}")
     limits = [reader.max_length, getattr(reader.tokenizer, "model_max_length", None), None if asked == -1 else asked]
-    known = [each for each in limits if isinstance(each, int) and each < _UNLIMITED]
+    known = [stated_limit for stated_limit in limits if isinstance(stated_limit, int) and stated_limit < _UNLIMITED]
     limit = min(known, default=None)
     for text, field in {pair.first: pair.first_field for pair in reversed(pairs)}.items():
         ids = reader.tokens(text, field).ids  # a text that cannot be read alone is at fault itself
@@ -162,8 +162,8 @@ def scored(
         scores = yield from _activated(loaded, memory, plan)
     else:
         asked = EmbeddingRequest(model=request.model, input="of the plan")
-        found = yield from embeddings(loaded, memory, asked, plan.embedding)
-        vectors = np.array([each.embedding for each in found.data], np.float64)
+        embedded = yield from embeddings(loaded, memory, asked, plan.embedding)
+        vectors = np.array([item.embedding for item in embedded.data], np.float64)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
         scores = [float(vectors[one] @ vectors[other]) for one, other in plan.places]
     if not np.isfinite(scores).all():
@@ -199,7 +199,7 @@ def _reply(
     count = sum(plan.lengths)
     usage = Usage(prompt_tokens=count, total_tokens=count)
     ran = OpenAIRan(weights=weights_with(loaded, loaded.adapters.active))
-    cut = [each or ABSENT for each in plan.truncated] or [ABSENT] * len(scores)
+    cut = [cut_at or ABSENT for cut_at in plan.truncated] or [ABSENT] * len(scores)
     name = uuid.uuid4().hex
     if isinstance(request, ScoreRequest):
         data = [PairScore(index=at, score=score, truncated=cut[at]) for at, score in enumerate(scores)]

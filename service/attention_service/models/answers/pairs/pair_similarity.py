@@ -132,7 +132,7 @@ def _named(fault: InvalidRequest, sides: Sequence[str]) -> InvalidRequest:
 
 
 def _by_pair(of_sides: Sequence[Any]) -> list[list[Any]]:
-    return [[*each] for each in zip(of_sides[::2], of_sides[1::2], strict=True)]
+    return [[*pair] for pair in zip(of_sides[::2], of_sides[1::2], strict=True)]
 
 
 def is_pair(loaded: LoadedModel) -> bool:

@@ -17,11 +17,13 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 def sizes_of_paths(loaded: LoadedModel, ends: PathEnds, texts: SweepSizes, runs: int) -> SweepSizes:
     """The sizes of texts with what their components send, in so many runs, and with what those of each path receive."""
     width = int(loaded.model.config.get_text_config().hidden_size)
-    heads = {each.attention.key: each.attention.widths for each in ends.senders if each.end.part == "heads"}
-    sent = sum(each.heads * each.value_dim for each in heads.values())
-    others = [each for each in (*ends.senders, *ends.receivers) if each.end.part in {"mlps", "embeddings"}]
-    taps = [each.attention.widths for each in ends.receivers if each.end.part in {"q", "k", "v"}]
-    of_head = max((each.heads * max(each.head_dim, each.value_dim) for each in taps), default=0)
+    heads = {sender.attention.key: sender.attention.widths for sender in ends.senders if sender.end.part == "heads"}
+    sent = sum(widths.heads * widths.value_dim for widths in heads.values())
+    others = [
+        component for component in (*ends.senders, *ends.receivers) if component.end.part in {"mlps", "embeddings"}
+    ]
+    taps = [receiver.attention.widths for receiver in ends.receivers if receiver.end.part in {"q", "k", "v"}]
+    of_head = max((widths.heads * max(widths.head_dim, widths.value_dim) for widths in taps), default=0)
     kept = runs * (sent + 3 * len(others) * width)
     # Of a path: its change, its states with and without it, and the queries, keys or values before and after.
     return texts._replace(kept=kept, of_copy=4 * width + 3 * of_head)

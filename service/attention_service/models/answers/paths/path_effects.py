@@ -56,7 +56,9 @@ class EffectsOfPaths:
         senders = request.from_
         self._reference = _reference(loaded, request, senders, checked.inputs)
         self._sends: float | Literal["mean"] = 0.0 if senders.set is None else senders.set
-        self._held = {each.layer: each.attention for each in self.ends.receivers if each.end.part == "mlps"}
+        self._held = {
+            receiver.layer: receiver.attention for receiver in self.ends.receivers if receiver.end.part == "mlps"
+        }
         """The attentions of the layers that are ends, by their place in the stack."""
         self.changes: SentChanges | None = None
         """The changes of what the beginnings send, once the baseline, and the states in place of its, are measured."""
@@ -102,7 +104,8 @@ class EffectsOfPaths:
     def reply(self) -> ModelEffectsReply:
         """Return all effects."""
         return self.runs.reply({
-            "from": [each.end for each in self.ends.senders], "to": [each.end for each in self.ends.receivers],
+            "from": [sender.end for sender in self.ends.senders],
+            "to": [receiver.end for receiver in self.ends.receivers],
         })  # fmt: skip
 
     # ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,7 +142,7 @@ class EffectsOfPaths:
         sent = {sender: changes.of(sender) for sender in senders}
         count, kept = self._loaded.shared_layers.count, self.runs.kept
         if receiver.place is None:
-            states = self._states([wide(kept.last) + sent[each] for each, _ in ends])
+            states = self._states([wide(kept.last) + sent[end_pair] for end_pair, _ in ends])
             self.runs.measure(paths, RunSpec(), count, states)
         elif receiver.end.part == "mlps":
             spec, states = self._in_mlp(receiver, [sender for sender, _ in ends], sent, changes.clean)
@@ -163,8 +166,8 @@ class EffectsOfPaths:
         resumed = Resumed(kept, first, many, states=states, end=first + 1)
         spec = RunSpec(AttentionPass(tasks), keep=[point], resumed=resumed)
         at = loaded.runner.run(self.runs.arguments(many), spec).at
-        clean, *found = at[point].detach().chunk(many)  # [B, H, L, D]
-        changed = dict(zip(sent, found, strict=True))
+        clean, *parts = at[point].detach().chunk(many)  # [B, H, L, D]
+        changed = dict(zip(sent, parts, strict=True))
         rows = clean.repeat(len(ends), 1, 1, 1).view(len(ends), *clean.shape)
         for row, (sender, end) in zip(rows, ends, strict=True):
             row[:, end.end.head] = changed[sender][:, end.end.head]
@@ -205,8 +208,8 @@ def _reference(
         return None
     param = "from.text" if senders.text is not None else "from.tokens"
     answer = request.answer if senders.text is not None else None
-    found = loaded.reader.read(ModelInput(text=senders.text, tokens=senders.tokens, answer=answer))
-    own, other = inputs.predicted, found.predicted
+    reference = loaded.reader.read(ModelInput(text=senders.text, tokens=senders.tokens, answer=answer))
+    own, other = inputs.predicted, reference.predicted
     real = [stack.ids >= 0 if stack.mask is None else stack.mask for stack in (own, other)]
     many = len(own.ids) if len(other.ids) == 1 else 1
     if real[0].shape != (len(other.ids) * many, other.length) or not bool((real[0] == real[1]).all()):
@@ -217,4 +220,4 @@ def _reference(
             expected=lengths[0],
             actual=lengths[1],
         )
-    return found
+    return reference

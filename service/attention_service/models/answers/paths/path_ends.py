@@ -50,7 +50,7 @@ class PathEnds:
     def paths(self) -> list[int]:
         """The numbers of the paths whose end comes behind their beginning, those to one component together."""
         many, receivers = len(self.receivers), self.receivers
-        found = [
+        pairs = [
             number * many + at
             for number, sender in enumerate(self.senders)
             for at, receiver in enumerate(receivers)
@@ -61,7 +61,7 @@ class PathEnds:
             receiver = receivers[path % many]
             return *receiver.order, receiver.end.part
 
-        return sorted(found, key=group)
+        return sorted(pairs, key=group)
 
     def of(self, path: int) -> tuple[Component, Component]:
         """The beginning and the end of a path."""
@@ -78,7 +78,7 @@ def path_ends(
     ends = _in_layers(loaded, receivers, [*receivers.named_parts], layers, "to")
     if "logits" in receivers.named_parts:
         ends.append(Component(PathEnd(part="logits"), loaded.shared_layers.count))
-    found = PathEnds(begins, ends)
+    ends_ = PathEnds(begins, ends)
     if (count := len(begins) * len(ends)) > MAX_EFFECTS:
         raise InvalidRequest.at(
             "from",
@@ -87,9 +87,9 @@ def path_ends(
             limit=MAX_EFFECTS,
             actual=count,
         )
-    if not found.paths:
+    if not ends_.paths:
         raise InvalidRequest.at("to", "none of its components comes behind one of from; name a later layer")
-    return found
+    return ends_
 
 
 def _in_layers(
@@ -102,7 +102,7 @@ def _in_layers(
         keys = named.layer if isinstance(named.layer, list) else [named.layer]
         names = [f"{param}.layer.{index}" if several else f"{param}.layer" for index in range(len(keys))]
         layers = [attention_of(loaded, key, name) for key, name in zip(keys, names, strict=True)]
-    found: list[Component] = []
+    components: list[Component] = []
     in_heads = [part for part in parts if part in {"heads", "q", "k", "v"}]
     most = max((_heads(place, part) for place in layers for part in in_heads), default=0)
     for index, head in enumerate(named.heads or ()):
@@ -119,8 +119,8 @@ def _in_layers(
                 ends = [{"part": part, "layer": place.key, "head": head} for head in heads]
             else:
                 ends = [{"part": part, "layer": place.key}] if part == "mlps" else []
-            found += [Component(valid(PathEnd, end), at, place) for end in ends]
-    return found
+            components += [Component(valid(PathEnd, end), at, place) for end in ends]
+    return components
 
 
 def _heads(place: AttentionPlace, part: str) -> int:

@@ -43,6 +43,6 @@ def check_paths_known(loaded: LoadedModel, stream: ResidualStream, ends: PathEnd
             loaded.runner.check((receiver.attention.key, part), "put", "to.parts", "take other parts")
     if (layer := stream.unsummed_layer) is not None:
         raise InvalidRequest.at(_PARAM, f"layer {layer} of {name} makes its states of more than sums; {instead}")
-    begins = {min(each.layer, loaded.shared_layers.count - 1) for each in ends.receivers}
+    begins = {min(receiver.layer, loaded.shared_layers.count - 1) for receiver in ends.receivers}
     if (first := loaded.first_unable(sorted(begins))) is not None:
         raise InvalidRequest.at(_PARAM, f"a pass of {name} cannot begin at its layer {first}; {instead}")

@@ -37,8 +37,10 @@ def points_sent(
     stream: ResidualStream, senders: Sequence[Component], held: Sequence[AttentionPlace]
 ) -> dict[Point, Reading]:
     """The points to read of a run for what components send, and for what these attentions return."""
-    points: list[Point] = [stream.states[0] for each in senders if each.place is None]
-    with_heads = [each for each in _of(senders, "heads") if stream.branches[each.key].projection is not None]
+    points: list[Point] = [stream.states[0] for sender in senders if sender.place is None]
+    with_heads = [
+        attention for attention in _of(senders, "heads") if stream.branches[attention.key].projection is not None
+    ]
     points += [(place.key, HEADS) for place in with_heads]
     points += [(place.key, ADDED) for place in (*_of(senders, "mlps"), *held)]
     for place in _of(senders, "mlps"):
@@ -48,23 +50,23 @@ def points_sent(
 
 def sent_states(stream: ResidualStream, senders: Sequence[Component], at: dict[Point, Tensor]) -> SentStates:
     """Take the states that were read, and return those that components sent and that attentions returned."""
-    found = SentStates()
+    sent = SentStates()
     if stream.states[0] in at:
-        found.embeddings[None] = at.pop(stream.states[0])
+        sent.embeddings[None] = at.pop(stream.states[0])
     for place in stream.places.values():
-        for states, name in ((found.heads, HEADS), (found.attentions, ADDED)):
+        for states, name in ((sent.heads, HEADS), (sent.attentions, ADDED)):
             if (place.key, name) in at:
                 states[place.key] = at.pop((place.key, name))
     for place in _of(senders, "mlps"):
         key, factor = place.key, stream.branches[place.key].factor
         before, behind = wide(at.pop((key, "before"))), wide(at.pop((key, "hidden")))
-        found.mlps[key] = behind - before - factor * wide(found.attentions[key])
-    return found
+        sent.mlps[key] = behind - before - factor * wide(sent.attentions[key])
+    return sent
 
 
 def _of(senders: Sequence[Component], part: str) -> list[AttentionPlace]:
     """The attentions whose heads, or whose layers' MLPs, send."""
-    return [*dict.fromkeys(each.attention for each in senders if each.end.part == part)]
+    return [*dict.fromkeys(sender.attention for sender in senders if sender.end.part == part)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,24 +20,24 @@ def sweep_cost(
     """Price a sweep over texts of the sizes of a request. Raises InvalidRequest."""
     batch, length, images = costs.sized(request)
     places = [
-        each
-        for each in loaded.all_places
-        if each.queries != "media" and (each.mixes == "attention" or is_swept(loaded, sweep, each))
+        place
+        for place in loaded.all_places
+        if place.queries != "media" and (place.mixes == "attention" or is_swept(loaded, sweep, place))
     ]
     check_swept(sweep, places, "sweep")
     sizes = {
-        each.key: {
-            "heads": each.widths.kv_heads if sweep.tap in {"k", "v"} else each.widths.heads,
+        place.key: {
+            "heads": place.widths.kv_heads if sweep.tap in {"k", "v"} else place.widths.heads,
             "queries": length,
             "keys": length,
         }
-        for each in places
+        for place in places
     }
     swept = swept_axes(sweep, sizes)
     edits, shared = prod(map(len, swept.values())), loaded.shared_layers
     begins = swept.get("layers", [places[0].key])
     depth = sum(1 - shared.first([layer]) / shared.count if shared.count else 1 for layer in begins) / len(begins)
-    implicit = [each for each in places if each.mixes != "attention"]
+    implicit = [place for place in places if place.mixes != "attention"]
     beside_bytes = costs.memory.sized_bytes(batch, images)
     alone = implicit or sweep.tap in MODULE_TAPS or loaded.head.unit == "choice" or not loaded.stacks_texts
     most = 1 if alone or beside_bytes else edits

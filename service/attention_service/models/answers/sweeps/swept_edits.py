@@ -122,7 +122,7 @@ def swept_axes(sweep: ModelSweptEdit, sizes: Mapping[LayerKey, Mapping[str, int]
         if axis not in AXES[sweep.tap]:
             reason = f"{sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}"
             raise InvalidRequest.at(f"sweep.over.{index}", reason)
-        most = max(each[axis] for each in sizes.values())
+        most = max(axes[axis] for axes in sizes.values())
         groups = getattr(sweep, _GROUPS.get(axis, ""), None)
         listed = getattr(sweep, axis)
         for at, group in enumerate(groups or ()):
@@ -171,7 +171,7 @@ def _edits(
     """The edits of one combination."""
     first = chosen["layers"][0] if "layers" in chosen else 0
     count = sweep.window if "layers" in chosen else len(places)
-    found: dict[LayerKey, Edit] = {}
+    edits: dict[LayerKey, Edit] = {}
     for place in places[first : first + count]:
         edit = _plain(sweep, place.key)
         for axis, (at, index) in chosen.items():
@@ -185,8 +185,8 @@ def _edits(
             at_value = group if getattr(sweep, axis) is None else [at]
             edit = part_of(edit, axis, group, at_value)
         if all(max(getattr(edit, axis) or [0]) < size for axis, size in sizes[place.key].items()):
-            found[place.key] = edit
-    return found
+            edits[place.key] = edit
+    return edits
 
 
 def _scaled(added: Any, factor: float) -> Any:

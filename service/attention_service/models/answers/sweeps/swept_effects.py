@@ -88,7 +88,10 @@ class EffectsOfSweep:
         """Try these edits, each on its own copy of the texts."""
         passes = [self._tasks(self._sweep.edits[number]) for number in numbers]
         texts = len(self.runs.checked.inputs.predicted.ids)
-        own = [OwnTexts(slice(at * texts, (at + 1) * texts), slice(None), each) for at, each in enumerate(passes)]
+        own = [
+            OwnTexts(slice(at * texts, (at + 1) * texts), slice(None), edits_of_pass)
+            for at, edits_of_pass in enumerate(passes)
+        ]
         attention_pass = passes[0] if len(passes) == 1 else AttentionPass({}, own)
         self.runs.measure(numbers, RunSpec(attention_pass), self._starts[numbers[0]])
         self._left = self._left[len(numbers) :]

@@ -171,7 +171,7 @@ class RunningGeneration:
             self._seed(other)
             token = 0 if step.logits is None else other.choose(step.logits.clone())
             steps.append(Step(other, step.logits, token, step.layers, fault=step.fault))
-        self.texts += [each.text for each in steps]
+        self.texts += [read_step.text for read_step in steps]
         self.take(steps)
 
     def _echo(self, number: int, ids: list[int]) -> None:
@@ -252,8 +252,8 @@ class RunningGeneration:
     def _watched(self, text: RunningText, watch: TextWatch) -> Json:
         """The fields of a choice that the scores of its probes give with its new token."""
         reason = watch.stopped(text.steps)
-        found: Json = {} if reason is None else {"stop_reason": reason}
-        return found | ({"prompt_scores": watch.prompt} if watch.prompt and text.steps == 1 else {})
+        told: Json = {} if reason is None else {"stop_reason": reason}
+        return told | ({"prompt_scores": watch.prompt} if watch.prompt and text.steps == 1 else {})
 
     def _end(self, text: RunningText) -> None:
         self.texts.remove(text)
@@ -381,10 +381,10 @@ def read_prompts(decoder: Decoder, generations: Sequence[RunningGeneration], mos
     most = _echo_alone(generations, most, faults)
     while most > 0:
         texts: dict[int, RunningText] = {}
-        for at, each in enumerate(generations):
-            if each.unread and not each.echoes_alone and at not in faults:
+        for at, generation in enumerate(generations):
+            if generation.unread and not generation.echoes_alone and at not in faults:
                 try:
-                    texts[at] = each.within.run(each.begin_reading)
+                    texts[at] = generation.within.run(generation.begin_reading)
                 except Exception as fault:
                     faults[at] = fault
         if not texts:
@@ -404,22 +404,22 @@ def read_prompts(decoder: Decoder, generations: Sequence[RunningGeneration], mos
 
 def _echo_alone(generations: Sequence[RunningGeneration], most: int, faults: dict[int, Exception]) -> int:
     """Answer prompts that get no token, up to so many tokens of them. Returns how many tokens may still be read."""
-    for at, each in enumerate(generations):
-        while most > 0 and each.echoes_alone and each.unread and at not in faults:
-            before = each.unread
+    for at, generation in enumerate(generations):
+        while most > 0 and generation.echoes_alone and generation.unread and at not in faults:
+            before = generation.unread
             try:
-                each.within.run(each.echo_next)
+                generation.within.run(generation.echo_next)
             except Exception as fault:
                 faults[at] = fault
-            most -= max(_PASS, before - each.unread)
+            most -= max(_PASS, before - generation.unread)
     return most
 
 
 def decode(decoder: Decoder, generations: Sequence[RunningGeneration]) -> dict[int, Exception]:
     """Give each text of these generations its next token. Returns the faults by the place of a generation."""
     places: dict[RunningText, int] = {}
-    for at, each in enumerate(generations):
-        places |= dict.fromkeys(each.texts, at)
+    for at, generation in enumerate(generations):
+        places |= dict.fromkeys(generation.texts, at)
     steps: dict[int, list[Step]] = {}
     for step in decoder.step([*places]) if places else ():
         steps.setdefault(places[step.text], []).append(step)

@@ -96,12 +96,12 @@ def _edited(point: Point, rows: Sequence[TextRow]) -> Callable[[Tensor], Tensor]
     """The state of each text at a point after its edits, ``[B, L, d_model]``."""
 
     def change(state: Tensor) -> Tensor:
-        found = []
+        changed = []
         for at, row in enumerate(rows):
             own = state[at : at + 1]
             queries = range(row.seen, row.seen + state.shape[1])
-            found.append(row.edits.edited(point, queries, own) if point in row.edits.states else own)
-        return torch.cat(found)
+            changed.append(row.edits.edited(point, queries, own) if point in row.edits.states else own)
+        return torch.cat(changed)
 
     return change
 
@@ -156,8 +156,10 @@ class DecodeAttention:
         if self._joined is not None:
             layer = self._core.turns.layer_of(module) if self._asking else None
             parts = self._joined.parts(key, value)
-            found = [self._part(module, layer, query[each.rows], each, options) for each in parts]
-            return torch.cat(found).transpose(1, 2).contiguous() if len(found) > 1 else found[0].transpose(1, 2), None
+            outputs = [self._part(module, layer, query[part.rows], part, options) for part in parts]
+            return torch.cat(outputs).transpose(1, 2).contiguous() if len(outputs) > 1 else outputs[0].transpose(
+                1, 2
+            ), None
         if query.shape[2] > 1:  # a pass over one token is short
             checkpoint()
         edits = list[BoundEdit]()
@@ -233,7 +235,7 @@ class DecodeAttention:
         return context
 
     def _tell(
-        self, layer: LayerKey, rows: Sequence[TextRow], part: PastPart, weights: Tensor, found: PassWeights
+        self, layer: LayerKey, rows: Sequence[TextRow], part: PastPart, weights: Tensor, pass_weights: PassWeights
     ) -> None:
         """Give the weights ``[R, H, 1, K]`` to those who ask for them: of an encoder's tokens each text's own alone."""
         for at, row in enumerate(rows):
@@ -241,9 +243,9 @@ class DecodeAttention:
             if row.heard is not None and row.heard.wants(layer):
                 row.heard.take(layer, own[0, :, 0])
             for look in row.looks if part.encoded else ():
-                found.add(layer, [look], own)
+                pass_weights.add(layer, [look], own)
         for number in range(0 if part.encoded else max(len(row.looks) for row in rows)):
-            found.add(layer, [row.looks[number] if number < len(row.looks) else None for row in rows], weights)
+            pass_weights.add(layer, [row.looks[number] if number < len(row.looks) else None for row in rows], weights)
 
     def _one_call(self, query: Tensor, part: PastPart, scale: float | None, added: Tensor | None) -> Tensor:
         """The context ``[R, H, 1, Dv]`` by one kernel: the heads of a group are the queries of their keys."""
@@ -299,8 +301,8 @@ class DecodeAttention:
             own["position_bias"] = own["position_bias"][..., keys.start : keys.stop]
         raw = attention_call(module, query[at : at + 1], key, value, None, **{**options, **own}).raw(whole=True)
         problem = problem_of(raw)
-        found = attend(problem, (), edits=edits, kernel=self._core.kernel(raw, edits=True)[1]).context
-        return found, weights_of(problem, Selection(), edits) if row.looks else None
+        context = attend(problem, (), edits=edits, kernel=self._core.kernel(raw, edits=True)[1]).context
+        return context, weights_of(problem, Selection(), edits) if row.looks else None
 
 
 def _has(options: Mapping[str, Any], names: frozenset[str]) -> bool:
@@ -327,8 +329,8 @@ def _weighed(
 
 def _of_rows(options: Mapping[str, Any], rows: slice) -> dict[str, Tensor]:
     """The arguments with a dimension of queries, but for the bias, as they are for some texts."""
-    given = {name: each for name in _BY_QUERY - {"position_bias"} if (each := options.get(name)) is not None}
-    return {name: each if len(each) == 1 else each[rows] for name, each in given.items()}
+    given = {name: tensor for name in _BY_QUERY - {"position_bias"} if (tensor := options.get(name)) is not None}
+    return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in given.items()}
 
 
 def last_query(

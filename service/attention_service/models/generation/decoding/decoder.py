@@ -129,7 +129,7 @@ class Decoder:
                 shared = [first]
             else:
                 requests = len({text.request for text in shared})
-                steps = [self._chosen(*each, None, requests) for each in zip(shared, logits, strict=True)]
+                steps = [self._chosen(*row, None, requests) for row in zip(shared, logits, strict=True)]
                 return steps, sum(len(text.ids) for text in shared)
         before = first.seen
         try:
@@ -168,14 +168,14 @@ class Decoder:
     def step(self, texts: Sequence[RunningText]) -> list[Step]:
         """Give each text its next token. A text that cannot have one has its fault in its place."""
         shared, alone = self._divided(texts)
-        found: list[Step] = []
+        steps: list[Step] = []
         with torch.inference_mode():
             for group in shared:
-                found += self._joined_step(group)
+                steps += self._joined_step(group)
             for text in alone:
-                found.append(self._single(text))
+                steps.append(self._single(text))
         self._turns += 1
-        return found
+        return steps
 
     def drop(self, text: RunningText, reader: str | None = None) -> None:
         """Forget a text that has ended; what it has read is kept for the prompts of ``reader``, if one is named."""
@@ -245,7 +245,7 @@ class Decoder:
                 layers = weights.reports(looking) if looking else {}
         except Exception:
             group.dissolve()
-            self._groups = {key: each for key, each in self._groups.items() if each is not group}
+            self._groups = {key: kept_group for key, kept_group in self._groups.items() if kept_group is not group}
             return [self._single(text) for text in texts]
         group.end()
         for text in texts:
@@ -255,16 +255,16 @@ class Decoder:
                 text.heard.end_pass()
         requests = len({text.request for text in texts})
         largest, greedy = (x.tolist() for x in logits.max(-1)) if any(text.is_greedy for text in texts) else ([], [])
-        found = []
+        steps = []
         for row, text in enumerate(texts):
             own = None if text.look is None else layers[text.look]
             if text.is_greedy and not math.isfinite(largest[row]):
-                found.append(Step(text, fault=no_finite_logits()))
+                steps.append(Step(text, fault=no_finite_logits()))
             elif text.is_greedy:
-                found.append(Step(text, logits[row : row + 1], greedy[row], own, requests))
+                steps.append(Step(text, logits[row : row + 1], greedy[row], own, requests))
             else:
-                found.append(self._chosen(text, logits[row : row + 1], own, requests))
-        return found
+                steps.append(self._chosen(text, logits[row : row + 1], own, requests))
+        return steps
 
     def _stepped(self, text: RunningText, output: Any, weights: PassWeights) -> Step:
         """The step of a text that had a pass of its own over the last of its tokens. Raises what a processor does."""

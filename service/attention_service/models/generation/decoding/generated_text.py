@@ -41,10 +41,10 @@ class Characters:
 
     def _decode(self, raw: bytes) -> tuple[str, bool]:
         """The characters that end in the next bytes, and True if another begins in them."""
-        found, (pending, _) = self._utf8.decode(raw), self._utf8.getstate()
+        text, (pending, _) = self._utf8.decode(raw), self._utf8.getstate()
         if b"\xed\xa0" <= pending < b"\xee":  # half a surrogate, which this decoder refuses at its third byte only
-            return found + self._utf8.decode(b"", final=True), False
-        return found, bool(pending)
+            return text + self._utf8.decode(b"", final=True), False
+        return text, bool(pending)
 
 
 class GeneratedText:

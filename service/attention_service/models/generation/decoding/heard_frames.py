@@ -27,9 +27,9 @@ class HeardFrames:
         ``silence``: the position of the first pass that predicts the token that nothing is said, and that token.
         """
         self._heads = {layer: tuple(own) for layer, own in heads.items()}
-        self._frames = [at for at, each in enumerate(seconds) if each is not None]
+        self._frames = [at for at, second in enumerate(seconds) if second is not None]
         """The keys that are frames of the sound: all of a cross-attention, and in a prompt those between its words."""
-        self._seconds = [each for each in seconds if each is not None]
+        self._seconds = [second for second in seconds if second is not None]
         self._width = median_width
         self._pass: dict[LayerKey, Tensor] = {}
         self._rows: list[Tensor] = []

@@ -77,7 +77,7 @@ class JoinedGroup:
     @property
     def texts(self) -> list[RunningText]:
         """The texts, in the order of the rows of a pass."""
-        return [self._by_past[id(each)] for each in self.past.texts]
+        return [self._by_past[id(kept)] for kept in self.past.texts]
 
     def hold(self, wanted: Sequence[RunningText]) -> list[RunningText]:
         """Make the group exactly these texts. Returns those that did not fit."""
@@ -154,7 +154,7 @@ def try_joining(loaded: LoadedModel, attention: Decoding) -> Joining:
             texts = trial.texts()
             if (why := texts[0].sharing.reason) is not None:
                 return Joining(unlike=False, alike=False, reason=why)
-            states = any(isinstance(each, LinearAttentionCacheLayerMixin) for each in own_past(texts[0].past).layers)
+            states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in own_past(texts[0].past).layers)
             differs, handed_on = trial.difference(texts, counting)
             in_parts, reads_on = (True, True) if not states else trial.reads_on()
         except Exception as fault:
@@ -172,7 +172,7 @@ def try_joining(loaded: LoadedModel, attention: Decoding) -> Joining:
 
 def _limits_steps(model: nn.Module) -> bool:
     """True if passes over several tokens limit a recurrence's time step; those over one do not, in transformers."""
-    limits = [limit for each in model.modules() if (limit := getattr(each, _TIME_LIMIT, None)) is not None]
+    limits = [limit for module in model.modules() if (limit := getattr(module, _TIME_LIMIT, None)) is not None]
     return any(limit[0] > 0 or limit[1] < math.inf for limit in limits)
 
 

@@ -22,7 +22,9 @@ def reads_together(text: RunningText) -> bool:
     if text.alone or text.seen or edited or text.looks or watches_prompt(text) or not text.reads_tokens_alone:
         return False
     most = 2 * len(text.ids)  # the longest of a batch
-    return isinstance(past, DynamicCache) and bool(past.layers) and all(is_cuttable(each, most) for each in past.layers)
+    return (
+        isinstance(past, DynamicCache) and bool(past.layers) and all(is_cuttable(layer, most) for layer in past.layers)
+    )
 
 
 def watches_prompt(text: RunningText) -> bool:
@@ -42,15 +44,15 @@ def alike_in_length(texts: Sequence[RunningText], most: int) -> list[RunningText
 
     ``most``: their tokens together, if they are several.
     """
-    lengths, found = [len(text.ids) for text in texts], [texts[0]]
-    for shortest in {each for each in lengths if lengths[0] / 2 <= each <= lengths[0]}:
+    lengths, longest = [len(text.ids) for text in texts], [texts[0]]
+    for shortest in {length for length in lengths if lengths[0] / 2 <= length <= lengths[0]}:
         tried, left = [texts[0]], most - lengths[0]
         for text, length in zip(texts[1:], lengths[1:], strict=True):
             if shortest <= length <= 2 * shortest and length <= left:
                 tried.append(text)
                 left -= length
-        found = max(found, tried, key=len)
-    return found
+        longest = max(longest, tried, key=len)
+    return longest
 
 
 def read_together(model: Any, attention: Decoding, points: Points, texts: Sequence[RunningText]) -> list[Tensor]:
@@ -74,7 +76,7 @@ def read_together(model: Any, attention: Decoding, points: Points, texts: Sequen
     ends = [len(text.ids) - 1 for text in texts]
     with attention.running([]), editing_states(texts, points), scoring([text.watch for text in texts], points, ends):
         logits = model(**arguments, return_dict=True).logits
-    found = []
+    logits_of_texts = []
     for row, text in enumerate(texts):
         for own, whole in zip(text.past.layers, past.layers, strict=True):
             if whole.is_initialized:
@@ -82,8 +84,8 @@ def read_together(model: Any, attention: Decoding, points: Points, texts: Sequen
         text.advance({})
         text.seen = len(text.ids)
         at = places.index(len(text.ids) - 1)
-        found.append(wide(logits[row : row + 1, at], copy=True))
-    return found
+        logits_of_texts.append(wide(logits[row : row + 1, at], copy=True))
+    return logits_of_texts
 
 
 def cut(own: Any, whole: Any, row: int, length: int) -> None:

@@ -31,26 +31,26 @@ class ObservedDecoding:
     @contextmanager
     def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:
         """Let a pass be over one text, or over any texts of a model without attentions."""
-        core, found = self._core, PassWeights()
+        core, weights = self._core, PassWeights()
         core.restart()
         if not rows or not self._places:
-            yield found
+            yield weights
             return
         (row,) = rows
 
         def begin(module: nn.Module) -> "_Layer":
-            return _Layer(core, module, row, found)
+            return _Layer(core, module, row, weights)
 
         with editing_states(rows, self._points), watching(core.sights, begin):
-            yield found
+            yield weights
 
 
 class _Layer:
     """One attention in the pass of a text."""
 
-    def __init__(self, core: ObservedAttention, module: nn.Module, row: TextRow, found: PassWeights) -> None:
+    def __init__(self, core: ObservedAttention, module: nn.Module, row: TextRow, weights: PassWeights) -> None:
         checkpoint()
-        self._layer, self._row, self._found = core.turns.layer_of(module), row, found
+        self._layer, self._row, self._found = core.turns.layer_of(module), row, weights
         self._sight: Sight = core.sights[module]
         self._edits: Sequence[BoundEdit] = ()
 

@@ -67,10 +67,10 @@ class ReadTexts:
         size = sum(_shrink(layer) for layer in past.layers) + sum(x.nbytes for x in held if x is not None)
         if size > self._limit:
             return
-        cuttable = not held and all(is_cuttable(each, tokens) for each in past.layers)
+        cuttable = not held and all(is_cuttable(layer, tokens) for layer in past.layers)
         ids = np.asarray(text.ids[:tokens])
         new = _Read(reader, _mark(text), text.edits.key, ids, past, held, cuttable, size)
-        for old in [each for each in self._texts if _made_as(each) == _made_as(new)]:
+        for old in [read for read in self._texts if _made_as(read) == _made_as(new)]:
             if len(old.ids) <= len(ids) and _shared(old.ids, ids) == len(old.ids):
                 self._drop(old)  # the conversation goes on from the new one
         while self.bytes + size > self._limit:
@@ -84,23 +84,23 @@ class ReadTexts:
         The last token is always left, since its logits choose the next one. ``price``: that of a token behind them,
         beside that of a token when all are read.
         """
-        prompt, found, best = np.asarray(text.ids[:-1]), None, 0
+        prompt, longest, best = np.asarray(text.ids[:-1]), None, 0
         edits = None if text.edits.begin_later else text.edits.key
-        for each in self._texts:
-            same = _made_as(each) == (reader, _mark(text), edits)
-            if same and (usable := each.usable(prompt)) >= max(LEAST, best):
-                found, best = each, usable
-        if found is None or best < price * (len(prompt) - best):
+        for read in self._texts:
+            same = _made_as(read) == (reader, _mark(text), edits)
+            if same and (usable := read.usable(prompt)) >= max(LEAST, best):
+                longest, best = read, usable
+        if longest is None or best < price * (len(prompt) - best):
             return 0
-        if found.is_cuttable:
-            for own, whole in zip(text.past.layers, found.past.layers, strict=True):
+        if longest.is_cuttable:
+            for own, whole in zip(text.past.layers, longest.past.layers, strict=True):
                 cut(own, whole, 0, best)
         else:
-            text.state[text.past_name] = copy.deepcopy(found.past)  # passes write to states in place
-            text.held = copied(found.held)
+            text.state[text.past_name] = copy.deepcopy(longest.past)  # passes write to states in place
+            text.held = copied(longest.held)
         text.seen = best
-        self._texts.remove(found)
-        self._texts.append(found)
+        self._texts.remove(longest)
+        self._texts.append(longest)
         return best
 
     def _drop(self, text: _Read) -> None:

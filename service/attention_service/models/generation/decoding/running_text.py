@@ -66,14 +66,14 @@ def begin_text(
     ``ids``: None for a text that is written down from a sound, among the ``arguments`` of the model besides the tokens.
     ``settings``: arguments of ``generate``. Raises what ``generate`` does for settings that it refuses.
     """
-    found: list[BegunText] = []
+    begun: list[BegunText] = []
 
     def stop(
         _: Any, input_ids: Tensor, *, logits_processor: LogitsProcessorList, stopping_criteria: Any,
         generation_config: Any, synced_gpus: bool = False, streamer: Any = None, **state: Any,
     ) -> Tensor:  # fmt: skip
         drawn = bool(generation_config.do_sample)
-        found.append(BegunText(input_ids[0].tolist(), state, logits_processor, drawn))
+        begun.append(BegunText(input_ids[0].tolist(), state, logits_processor, drawn))
         raise _Begun
 
     tokens = {}
@@ -84,7 +84,7 @@ def begin_text(
         tokens = {name: prompt, "attention_mask": torch.ones_like(prompt)}
     with suppress(_Begun):
         model.generate(**tokens, custom_generate=stop, **settings, **arguments)
-    return found[0]
+    return begun[0]
 
 
 @dataclass(eq=False)
@@ -147,8 +147,8 @@ class RunningText:
             positions = state.get("position_ids")
             if positions is not None:
                 state = state | {"position_ids": positions[..., part.start : part.stop]}
-        found: dict[str, Any] = self.model.prepare_inputs_for_generation(ids, is_first_iteration=True, **state)
-        return found
+        inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(ids, is_first_iteration=True, **state)
+        return inputs
 
     def step_inputs(self) -> dict[str, Any]:
         """The arguments of a pass over its last token."""
@@ -156,10 +156,10 @@ class RunningText:
             self.advance({}, self._joined)
             self._joined = 0
         after = 1 if self.state.get("use_cache") else None
-        found: dict[str, Any] = self.model.prepare_inputs_for_generation(
+        inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
             self.tensor, next_sequence_length=after, **self.state
         )
-        return found
+        return inputs
 
     def advance(self, output: Any, tokens: int = 1) -> None:
         """Take over the past of a pass, and count its tokens."""
@@ -169,7 +169,7 @@ class RunningText:
 
     def fork(self, choice: int, text: GeneratedText, look: TokenAttention | None) -> "RunningText":
         """Return another choice of the same prompt, which has been read."""
-        own = {name: copy.deepcopy(each) for name, each in self.state.items() if name in _PASTS}
+        own = {name: copy.deepcopy(value) for name, value in self.state.items() if name in _PASTS}
         return RunningText(
             choice, self.model, list(self.ids), self.state | own, copy.deepcopy(self.processors), self.draws, text,
             self.edits, look, self.alone, self.request, self.adapter, prompt=self.prompt, seen=self.seen,
@@ -203,8 +203,8 @@ class RunningText:
         if before:
             hidden, encoded = made.pop("attention_mask", None), made.pop("encoder_outputs", None)
             mask = None if mask is None or bool(mask.all()) else mask
-        others = {name: each for name, each in made.items() if name not in {f"{before}input_ids", self.past_name}}
-        named = sorted(name for name, each in others.items() if not isinstance(each, bool | int | float | str | None))
+        others = {name: value for name, value in made.items() if name not in {f"{before}input_ids", self.past_name}}
+        named = sorted(name for name, value in others.items() if not isinstance(value, bool | int | float | str | None))
         named += [] if mask is None else [f"{before}attention_mask"]
         if named:
             return Sharing(f"its passes take {', '.join(named)}")
@@ -218,7 +218,7 @@ class RunningText:
     @property
     def reads_tokens_alone(self) -> bool:
         """True if the passes over its prompt take no more than tokens and positions, so that they may be divided."""
-        others = {name for name, each in self.state.items() if isinstance(each, Tensor)} - {"position_ids"}
+        others = {name for name, value in self.state.items() if isinstance(value, Tensor)} - {"position_ids"}
         encoded = any(name.endswith("encoder_outputs") for name in self.state)
         return not (others or encoded) and unjoinable(self.past) is None
 

@@ -71,7 +71,9 @@ class Sampling:
             wanted, default = request.max_completion_tokens or wanted, CHAT_TOKENS
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
         stop: Any = checkpoints.stop_strings if request.stop is None else request.stop
-        stops = [each for each in ([stop] if isinstance(stop, str) else stop or []) if isinstance(each, str) and each]
+        stops = [
+            ending for ending in ([stop] if isinstance(stop, str) else stop or []) if isinstance(ending, str) and ending
+        ]
         # What a request leaves out, such as top_k, is the checkpoint's, and not a default of transformers.
         own = {name: getattr(checkpoints, name) or 0 for name in _DRAWING if checkpoints.do_sample}
         temperature = (own.get("temperature") or 1.0) if request.temperature is None else request.temperature
@@ -102,17 +104,17 @@ class Sampling:
 
     def options(self) -> dict[str, Any]:
         """The arguments of ``generate``."""
-        found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
-        found |= _OF_CHECKPOINT
+        options: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
+        options |= _OF_CHECKPOINT
         if self.least_tokens:
-            found["min_new_tokens"] = self.least_tokens
+            options["min_new_tokens"] = self.least_tokens
         if self.repetition is not None:
-            found["repetition_penalty"] = self.repetition
+            options["repetition_penalty"] = self.repetition
         if self.first_token is not None:
-            found["forced_bos_token_id"] = self.first_token
+            options["forced_bos_token_id"] = self.first_token
         if self.temperature == 0:
-            return found | {"do_sample": False}
-        return found | {
+            return options | {"do_sample": False}
+        return options | {
             "do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
             "min_p": self.min_p or None,
         }  # fmt: skip

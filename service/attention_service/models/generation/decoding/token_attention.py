@@ -75,16 +75,16 @@ class PassWeights:
                     rows = rows[:, list(own[0].heads)]
                 placed = own[0].placed(layer, rows, [len(tokens[look]) for look in own])
                 groups.setdefault((settings, own[0].kind(layer), placed.shape[1]), []).append((layer, own, placed))
-        found: dict[TokenAttention, dict[LayerKey, dict[str, Any]]] = {look: {} for look in tokens}
+        by_text: dict[TokenAttention, dict[LayerKey, dict[str, Any]]] = {look: {} for look in tokens}
         for alike in groups.values():
             keys = max(weights.shape[-1] for _, _, weights in alike)
             stacked = torch.cat([nn.functional.pad(x, (0, keys - x.shape[-1])) for _, _, x in alike])
             texts = [(layer, look) for layer, looks, _ in alike for look in looks]
             first = texts[0][1]
-            each = first.fields_of(stacked, [tokens[look] for _, look in texts], alike[0][0])
-            for (layer, look), fields in zip(texts, each, strict=True):
-                found[look][layer] = fields
-        return {look: [{"layer": layer} | own[layer] for layer in look.layers] for look, own in found.items()}
+            row_fields = first.fields_of(stacked, [tokens[look] for _, look in texts], alike[0][0])
+            for (layer, look), fields in zip(texts, row_fields, strict=True):
+                by_text[look][layer] = fields
+        return {look: [{"layer": layer} | own[layer] for layer in look.layers] for look, own in by_text.items()}
 
     def _compute(self) -> None:
         """Compute the weights that wait."""
@@ -92,10 +92,10 @@ class PassWeights:
             looks, layers, problems = zip(*alike, strict=True)
             first: Problem = problems[0]
             if len(problems) > 1:
-                q, k, v = (torch.cat([getattr(each, name) for each in problems]) for name in ("q", "k", "v"))
+                q, k, v = (torch.cat([getattr(problem, name) for problem in problems]) for name in ("q", "k", "v"))
                 first = replace(first, q=q, k=k, v=v, mask=_repeated(first.mask, first.q, len(layers)))
-            found = weights_of(first, Selection(heads=looks[0].heads))
-            for look, layer, weights in zip(looks, layers, found.chunk(len(layers)), strict=True):
+            every_weight = weights_of(first, Selection(heads=looks[0].heads))
+            for look, layer, weights in zip(looks, layers, every_weight.chunk(len(layers)), strict=True):
                 self._found.append((layer, [look], weights, True))
         self._waiting.clear()
 
@@ -160,14 +160,14 @@ class TokenAttention:
         count, heads, _, keys = weights.shape
         device, dtype = weights.device, torch.promote_types(weights.dtype, torch.float32)
         cross, keys_of = is_cross(layer), place.keys_of
-        found: list[dict[str, Any]] = [{} for _ in range(count)]
-        seen = [keys if cross or keys_of != "tokens" else len(each) for each in tokens]
+        row_fields: list[dict[str, Any]] = [{} for _ in range(count)]
+        seen = [keys if cross or keys_of != "tokens" else len(row_tokens) for row_tokens in tokens]
         if self._names:
-            lengths = torch.tensor([len(each) for each in tokens], device=device)[:, None]
+            lengths = torch.tensor([len(row_tokens) for row_tokens in tokens], device=device)[:, None]
             of_keys = torch.full((count, keys), -1, device=device)
             if not cross and self._compares_tokens:
                 of_keys = _padded(tokens, keys, device)
-            last = torch.tensor([[each[-1]] for each in tokens], device=device)
+            last = torch.tensor([[row_tokens[-1]] for row_tokens in tokens], device=device)
             own = 0 if cross else len(tokens[0])
             inputs = replace(
                 self._inputs(of_keys, last, self._begin(place, own)),
@@ -177,20 +177,20 @@ class TokenAttention:
             totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), self._names, inputs)
             totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
             means = {name: _arrays(mean, dtype) for name, mean in totals.means().items()}
-            for fields, own_means, own_keys in zip(found, _by_row(means, count), seen, strict=True):
+            for fields, own_means, own_keys in zip(row_fields, _by_row(means, count), seen, strict=True):
                 by_key = {name: _narrow(own_means[name], own_keys) for name in BY_KEY & own_means.keys()}
                 fields["statistics"] = own_means | by_key
         if self._wanted.top_k:
             top = weights[:, :, 0].to(dtype).topk(min(self._wanted.top_k, keys), -1)
             names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), _numbers(top.values, dtype)
-            for at, fields in enumerate(found):
+            for at, fields in enumerate(row_fields):
                 most = min(self._wanted.top_k, seen[at])
                 fields["top_keys"] = {"keys": _narrow(names[at], most), "weights": _narrow(values[at], most)}
         if self._wanted.weights:
             whole = _numbers(weights[:, :, 0], dtype)
-            for at, fields in enumerate(found):
+            for at, fields in enumerate(row_fields):
                 fields["weights"] = _narrow(whole[at], seen[at])
-        return found
+        return row_fields
 
     def _begin(self, place: AttentionPlace, own: int) -> int | None:
         """The key of a layer that is the first token of the prompt; None if the layer does not see it."""
@@ -220,10 +220,12 @@ def _repeated(mask: Tensor | None, query: Tensor, times: int) -> Tensor | None:
 
 def _padded(tokens: Sequence[Sequence[int]], keys: int, device: torch.device) -> Tensor:
     """The tokens of each text, filled up with −1 ``[N, keys]``; those of a text in several layers are read once."""
-    texts = {id(each): each for each in tokens}
+    texts = {id(row_tokens): row_tokens for row_tokens in tokens}
     places = {text: at for at, text in enumerate(texts)}
-    rows = torch.tensor([[*each, *[-1] * (keys - len(each))] for each in texts.values()], device=device)
-    return rows[[places[id(each)] for each in tokens]]
+    rows = torch.tensor(
+        [[*row_tokens, *[-1] * (keys - len(row_tokens))] for row_tokens in texts.values()], device=device
+    )
+    return rows[[places[id(row_tokens)] for row_tokens in tokens]]
 
 
 def _positions(place: AttentionPlace, own: int, keys: int) -> Tensor | None:
@@ -243,13 +245,13 @@ def is_cross(layer: LayerKey) -> bool:
 def _arrays(mean: Any, dtype: torch.dtype) -> Any:
     """Statistics as arrays, with the same nesting."""
     if isinstance(mean, dict):
-        return {name: _arrays(each, dtype) for name, each in mean.items()}
+        return {name: _arrays(part, dtype) for name, part in mean.items()}
     return _numbers(mean, dtype)
 
 
-def _numbers(found: Tensor, dtype: torch.dtype) -> Any:
+def _numbers(numbers: Tensor, dtype: torch.dtype) -> Any:
     """Numbers in a form that JSON has."""
-    array = to_numpy(found.to(dtype))
+    array = to_numpy(numbers.to(dtype))
     return array if np.isfinite(array).all() else encode(array, "list")
 
 

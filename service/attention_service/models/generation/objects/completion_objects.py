@@ -83,7 +83,7 @@ class CompletionObjects:
             for token in tokens:
                 self._collected[token.choice].append(token)
             return []
-        shown = (each for each in tokens if each.text or each.finish or each.logprob or each.attention)
+        shown = (token for token in tokens if token.text or token.finish or token.logprob or token.attention)
         return [self._chunk(self._choice(token.choice, [token])) for token in shown]
 
     def end(self, ran: Json, *, keeps: bool = False) -> list[Json]:
@@ -110,28 +110,28 @@ class CompletionObjects:
 
     def _choice(self, index: int, tokens: list[Token]) -> Json:
         text = "".join([token.text for token in tokens])
-        found: Json = {"index": index}
+        choice: Json = {"index": index}
         if not self.chat:
-            found["text"] = text
+            choice["text"] = text
         elif self.streams:
-            found["delta"] = {"content": text}
+            choice["delta"] = {"content": text}
         else:
-            found["message"] = {"role": "assistant", "content": text, "refusal": None}
-        found |= {"finish_reason": tokens[-1].finish, "logprobs": self._logprobs(tokens)}
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        choice |= {"finish_reason": tokens[-1].finish, "logprobs": self._logprobs(tokens)}
         attention = [token.attention for token in tokens if token.attention is not None]
-        return found | ({"attention": attention} if attention else {}) | watched(tokens)
+        return choice | ({"attention": attention} if attention else {}) | watched(tokens)
 
     def _logprobs(self, tokens: list[Token]) -> Json | None:
         scored = [(token.at, token.logprob) for token in tokens if token.logprob is not None]
         if not scored:
             return None
         if self.chat:
-            return {"content": [each.entry for _, each in scored], "refusal": None}
-        tops = [each.by_text for _, each in scored]
+            return {"content": [token.entry for _, token in scored], "refusal": None}
+        tops = [token.by_text for _, token in scored]
         return {
             "text_offset": [at for at, _ in scored],
-            "tokens": [each.chosen.text for _, each in scored],
-            "token_logprobs": [each.chosen.entry["logprob"] for _, each in scored],
+            "tokens": [token.chosen.text for _, token in scored],
+            "token_logprobs": [token.chosen.entry["logprob"] for _, token in scored],
             "top_logprobs": tops if any(tops) else None,
         }
 

@@ -71,12 +71,12 @@ def _cut(reader: InputReader, text: str, *, special: bool) -> list[bytes]:
     """
     spans = reader.tokens(text, "prompt", special=special).spans
     last = max((at for at, span in enumerate(spans) if span is not None), default=0)
-    found, done = list[bytes](), 0
+    cut, done = list[bytes](), 0
     for at, span in enumerate(spans):
         end = len(text) if at == last else done if span is None else max(done, span[1])
-        found.append(text[done:end].encode())
+        cut.append(text[done:end].encode())
         done = end
-    return found
+    return cut
 
 
 def _logprobs(
@@ -86,7 +86,7 @@ def _logprobs(
     before = TokenTexts(decoder)
     for at, (token, raw) in enumerate(zip(ids, parts, strict=True)):
         logs = torch.log_softmax(wide(logits[at - 1]), -1) if at else None
-        found = logprobs_of(decoder, token, before.peek, logs, sampling.logprobs or 0, sampling.named_tokens)
-        found.chosen.raw = raw
+        scored = logprobs_of(decoder, token, before.peek, logs, sampling.logprobs or 0, sampling.named_tokens)
+        scored.chosen.raw = raw
         before.add(token)
-        yield found
+        yield scored

@@ -64,13 +64,13 @@ class ResponseObjects:
         self._collected += tokens
         if not self.request.stream:
             return []
-        shown = (each for each in tokens if each.text or each.logprob or each.attention)
+        shown = (token for token in tokens if token.text or token.logprob or token.attention)
         return [
             self._event(
-                "response.output_text.delta", **self._place(), delta=each.text, logprobs=_logprobs([each]),
-                **_attention([each]),
+                "response.output_text.delta", **self._place(), delta=token.text, logprobs=_logprobs([token]),
+                **_attention([token]),
             )
-            for each in shown
+            for token in shown
         ]  # fmt: skip
 
     def end(self, ran: Json, *, keeps: bool = False) -> list[Json]:
@@ -91,9 +91,9 @@ class ResponseObjects:
         ]
 
     def _event(self, kind: str, **fields: Any) -> Json:
-        found = {"type": kind, "sequence_number": self._sent} | fields
+        event = {"type": kind, "sequence_number": self._sent} | fields
         self._sent += 1
-        return found
+        return event
 
     def _place(self) -> Json:
         return {"item_id": self._message, "output_index": 0, "content_index": 0}
@@ -129,8 +129,8 @@ class ResponseObjects:
 
 def _part(tokens: Sequence[Token]) -> Json:
     text = "".join(token.text for token in tokens)
-    found: Json = {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(tokens)}
-    return found | _attention(tokens)
+    part: Json = {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(tokens)}
+    return part | _attention(tokens)
 
 
 def _logprobs(tokens: Sequence[Token]) -> list[Json]:
@@ -138,5 +138,5 @@ def _logprobs(tokens: Sequence[Token]) -> list[Json]:
 
 
 def _attention(tokens: Sequence[Token]) -> Json:
-    found = [token.attention for token in tokens if token.attention is not None]
-    return ({"attention": found} if found else {}) | watched(tokens)
+    looks = [token.attention for token in tokens if token.attention is not None]
+    return ({"attention": looks} if looks else {}) | watched(tokens)

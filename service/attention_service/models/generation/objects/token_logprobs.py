@@ -69,7 +69,7 @@ class TokenLogprobs:
     @property
     def entry(self) -> Json:
         """The fields of the schema ``ChosenLogprob``."""
-        return self.chosen.entry | {"top_logprobs": [each.entry for each in self.top or ()]}
+        return self.chosen.entry | {"top_logprobs": [scored.entry for scored in self.top or ()]}
 
     @property
     def by_text(self) -> Json | None:
@@ -80,11 +80,11 @@ class TokenLogprobs:
         if not self.top:
             return None
         keys: dict[int, str] = {}
-        for each in (self.chosen, *sorted(self.top, key=lambda each: each.name != each.text)):
-            if each.id not in keys:
-                names = (each.text, each.name, f"token_id:{each.id}")
-                keys[each.id] = next(name for name in names if name not in keys.values())
-        return {keys[each.id]: each.entry["logprob"] for each in (*self.top, self.chosen)}
+        for scored in (self.chosen, *sorted(self.top, key=lambda scored: scored.name != scored.text)):
+            if scored.id not in keys:
+                names = (scored.text, scored.name, f"token_id:{scored.id}")
+                keys[scored.id] = next(name for name in names if name not in keys.values())
+        return {keys[scored.id]: scored.entry["logprob"] for scored in (*self.top, self.chosen)}
 
 
 def logprobs_of(
@@ -96,15 +96,15 @@ def logprobs_of(
     ``peek`` returns the bytes of a token in its place; ``logs``: None where nothing was predicted.
     """
 
-    def scored(each: int, logprob: float | None) -> ScoredToken:
-        name = decoder.name(each)
-        is_special = name is None or decoder.is_special(each)
-        return ScoredToken(each, str(each) if name is None else name, peek(each), is_special, logprob)
+    def scored(token_id: int, logprob: float | None) -> ScoredToken:
+        name = decoder.name(token_id)
+        is_special = name is None or decoder.is_special(token_id)
+        return ScoredToken(token_id, str(token_id) if name is None else name, peek(token_id), is_special, logprob)
 
     if logs is None:
         return TokenLogprobs(scored(token, None), None)
     top = logs.topk(min(count, len(logs)), -1)
     others = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    if further := [each for each in dict.fromkeys(named) if each not in others]:
+    if further := [token_id for token_id in dict.fromkeys(named) if token_id not in others]:
         others |= zip(further, logs[further].tolist(), strict=True)
-    return TokenLogprobs(scored(token, float(logs[token])), [scored(*each) for each in others.items()])
+    return TokenLogprobs(scored(token, float(logs[token])), [scored(*other) for other in others.items()])

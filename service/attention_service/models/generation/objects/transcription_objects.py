@@ -140,13 +140,13 @@ class TranscriptionObjects:
     def _cut_spaces(self) -> None:
         """Leave the spaces around the text out of the bytes of its tokens, as they are left out of the text."""
         scored = [token.logprob.chosen for token in self._tokens if token.logprob is not None]
-        text = b"".join(each.raw for each in scored).decode(errors="surrogateescape")
+        text = b"".join(piece.raw for piece in scored).decode(errors="surrogateescape")
         before = len(text[: len(text) - len(text.lstrip())].encode(errors="surrogateescape"))
         end = len(text.rstrip().encode(errors="surrogateescape"))
         at = 0
-        for each in scored:
-            begin, at = at, at + len(each.raw)
-            each.raw = each.raw[max(before - begin, 0) : max(end - begin, 0)]
+        for piece in scored:
+            begin, at = at, at + len(piece.raw)
+            piece.raw = piece.raw[max(before - begin, 0) : max(end - begin, 0)]
 
     def _words(self) -> list[Json]:
         """The words with their times."""

@@ -159,17 +159,17 @@ class GenerationPlan:
             return 0
         width = int(loaded.model.config.get_text_config().hidden_size)
         images = 0 if self.vision is None else self.vision.ids.numel()
-        found = 0
+        numbers = 0
         for place in loaded.places.values():
             length = images if place.queries == "media" else self.longest + self.sampling.new_tokens
-            found += length * (place.widths.heads * length + width)
-        return found
+            numbers += length * (place.widths.heads * length + width)
+        return numbers
 
     def reported_numbers(self) -> int:
         """Count of attention numbers in the reply."""
         if (look := self.look) is None:
             return 0
-        heads = sum(each.widths.heads if look.heads is None else len(look.heads) for each in self.places)
+        heads = sum(place.widths.heads if look.heads is None else len(look.heads) for place in self.places)
         tokens, length = self.sampling.new_tokens, self.longest + self.sampling.new_tokens
         names = len(DEFAULT_STATISTICS if look.statistics is None else look.statistics)
         names += len(look.statistic_options.token_classes) + len(look.statistic_options.spans)
@@ -210,7 +210,7 @@ def plan_generation(loaded: LoadedModel, request: TextRequest) -> GenerationPlan
             limit=reader.max_length,
         )
     known, changes = reader.predictable, sampling.changes
-    if changes is not None and (beyond := [each for each in changes.bias if each >= known]):
+    if changes is not None and (beyond := [token_id for token_id in changes.bias if token_id >= known]):
         raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {known}")
     for index, token in enumerate(request.stop_token_ids or ()):
         if token >= known:
@@ -228,8 +228,8 @@ def looking_plan(
     Raises InvalidRequest.
     """
     settings, reader = loaded.model.generation_config, loaded.reader
-    ends = frozenset(each for each in reader.end_ids(loaded.model) if 0 <= each < reader.predictable)
-    padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
+    ends = frozenset(token_id for token_id in reader.end_ids(loaded.model) if 0 <= token_id < reader.predictable)
+    padding = next((token_id for token_id in (settings.pad_token_id, *sorted(ends)) if reader.knows(token_id)), 0)
     ends = (frozenset() if sampling.ignores_end else ends) | sampling.stop_ids
     if wanted is None:
         return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)
@@ -274,8 +274,8 @@ def _prompts(loaded: LoadedModel, request: TextRequest) -> list[list[int]]:
 def _named(loaded: LoadedModel, request: TextRequest) -> tuple[int, ...]:
     """The tokens whose log-probabilities are asked for by name. Raises InvalidRequest."""
     field = "logprob_tokens" if request.logprob_token_ids is None else "logprob_token_ids"
-    found = [loaded.reader.token_id(token, f"{field}.{at}") for at, token in enumerate(request.named_tokens)]
-    return tuple(dict.fromkeys(found))
+    ids = [loaded.reader.token_id(token, f"{field}.{at}") for at, token in enumerate(request.named_tokens)]
+    return tuple(dict.fromkeys(ids))
 
 
 def _spans(loaded: LoadedModel, request: TextRequest, rows: list[list[int]], *, alone: bool) -> list[NamedTokens]:
@@ -290,8 +290,8 @@ def _spans(loaded: LoadedModel, request: TextRequest, rows: list[list[int]], *, 
     elif isinstance(request.prompt, str):
         written = [request.prompt]
     elif isinstance(request.prompt[0], str):
-        written = [each if isinstance(each, str) else None for each in request.prompt]
-    found = []
+        written = [written_prompt if isinstance(written_prompt, str) else None for written_prompt in request.prompt]
+    named_spans = []
     for row, text in zip(rows, written, strict=True):
         spans: Sequence[Span] = [None] * len(row)
         if text is not None:
@@ -301,11 +301,11 @@ def _spans(loaded: LoadedModel, request: TextRequest, rows: list[list[int]], *, 
             read = loaded.reader.tokens(written_text, "prompt" if prompt else "messages", special=special)
             spans = read.spans
         of = [f"attention.statistic_options.spans.{number}" for number in range(len(named))]
-        found.append(tuple(
+        named_spans.append(tuple(
             (span.name, tuple(span_tokens(span, at, range(len(row)), spans, text)))
             for span, at in zip(named, of, strict=True)
         ))  # fmt: skip
-    return found
+    return named_spans
 
 
 def _forced(loaded: LoadedModel, request: TextRequest) -> int | None:
@@ -348,13 +348,13 @@ def _prompt_tokens(loaded: LoadedModel, given: Any, field: str, *, special: bool
     """The token ids of a text, of several, or of what came as ids. Raises InvalidRequest."""
     reader = loaded.reader
     several = isinstance(given, list) and not isinstance(given[0], int)
-    found = []
-    for index, each in enumerate(given if several else [given]):
+    ids_of_prompts = []
+    for index, prompt in enumerate(given if several else [given]):
         place = f"{field}.{index}" if several else field
-        ids = reader.tokens(each, place, special=special).ids if isinstance(each, str) else list(each)
+        ids = reader.tokens(prompt, place, special=special).ids if isinstance(prompt, str) else list(prompt)
         reader.check(ids, place)
-        found.append(ids)
-    return found
+        ids_of_prompts.append(ids)
+    return ids_of_prompts
 
 
 def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPlace]:
@@ -394,14 +394,14 @@ def _edits(
     loaded: LoadedModel, wanted: AttentionOfTokens, rows: Sequence[Sequence[int]], sampling: "Sampling"
 ) -> dict[LayerKey, Sequence[Edit]]:
     length = max(map(len, rows)) + sampling.new_tokens
-    found: dict[LayerKey, Sequence[Edit]] = {}
+    edits_by_layer: dict[LayerKey, Sequence[Edit]] = {}
     for name, edits in wanted.edits.items():
         if name == EDITED_EMBEDDINGS:
-            found[name] = _of_embeddings(loaded, wanted, edits, rows, length)
+            edits_by_layer[name] = _of_embeddings(loaded, wanted, edits, rows, length)
             continue
         place = loaded.places.get(name) or loaded.implicit.get(name)
         if place is None or place.queries == "media":
-            known = ", ".join(each for each, other in loaded.places.items() if other.queries != "media")
+            known = ", ".join(key_name for key_name, other in loaded.places.items() if other.queries != "media")
             raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
         check_edits(loaded.runner, place, edits, place.bound(1, length, length), "attention.edits")
         for index, edit in enumerate(edits if wanted.from_ == "answer" else ()):
@@ -424,8 +424,8 @@ def _edits(
         placed = placed or place.keys == BOTH
         if placed and len({len(row) for row in rows}) > 1:
             raise InvalidRequest.at("attention.edits", "edits of some queries or keys need prompts of one length")
-        found[place.key] = edits
-    return found
+        edits_by_layer[place.key] = edits
+    return edits_by_layer
 
 
 def _of_embeddings(

@@ -149,19 +149,19 @@ def _times(generation: Any, prompt: HeardPrompt) -> TimeTokens | None:
 
 def _settings(generation: Any, reader: InputReader, request: TranscriptionRequest) -> dict[str, Any]:
     """The arguments of ``generate`` for language and prompt. Raises InvalidRequest."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     languages: Mapping[str, int] = getattr(generation, "lang_to_id", None) or {}
     languages = languages if getattr(generation, "is_multilingual", True) else {}
     if request.language is not None and languages:
         token = f"<|{language_code(request.language)}|>"
         if token not in languages:
-            known = ", ".join(each.strip("<|>") for each in [*languages][:8])
+            known = ", ".join(spoken.strip("<|>") for spoken in [*languages][:8])
             raise InvalidRequest.at("language", f"{request.language!r} is not one of the model's: {known}, …")
-        found["language"] = token
+        settings["language"] = token
     elif request.language not in {None, "en", "english"}:
         raise InvalidRequest.at("language", _NO_LANGUAGES)
     if languages and getattr(generation, "task_to_id", None):
-        found["task"] = "transcribe"
+        settings["task"] = "transcribe"
     if request.prompt is not None:
         prompt_ids = getattr(reader.tokenizer, "get_prompt_ids", None)
         if prompt_ids is None:
@@ -172,8 +172,8 @@ def _settings(generation: Any, reader: InputReader, request: TranscriptionReques
             raise InvalidRequest.at("prompt", str(fault)[:200]) from None
         if (most := (reader.max_length or 448) // 2 - 1) < len(ids):
             raise InvalidRequest.at("prompt", f"it has {len(ids)} tokens; the model takes {most}", limit=most)
-        found["prompt_ids"] = ids
-    return found
+        settings["prompt_ids"] = ids
+    return settings
 
 
 def _code(reader: InputReader, request: TranscriptionRequest) -> str | None:
@@ -202,15 +202,15 @@ def _heads(loaded: LoadedModel, request: TranscriptionRequest) -> dict[LayerKey,
     if not (given := request.alignment_heads or own):
         later = [*cross][len(cross) // 2 :]
         return {loaded.places[key].key: [*range(cross[key])] for key in later}
-    found: dict[LayerKey, list[int]] = {}
+    heads: dict[LayerKey, list[int]] = {}
     for index, (layer, head) in enumerate(given):
         if head >= cross.get(key := f"{before}{layer}", 0):
             raise InvalidRequest.at(
                 f"alignment_heads.{index}",
                 f"expected a layer of {len(cross)} and one of its heads; got {[layer, head]}",
             )
-        found.setdefault(loaded.places[key].key, []).append(head)
-    return dict(found)
+        heads.setdefault(loaded.places[key].key, []).append(head)
+    return dict(heads)
 
 
 def language_token(generation: Any, tokens: Sequence[int]) -> str | None:

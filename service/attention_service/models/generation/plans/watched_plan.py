@@ -22,20 +22,20 @@ from attention_service.runtime.binding.bound_statistics import check_unspoiled
 
 def watch_of(loaded: LoadedModel, wanted: AttentionOfTokens, files: Mapping[str, str]) -> Sequence[Watched]:
     """Read the probes of a generation; ``files``: their paths by id. Raises InvalidRequest that names the field."""
-    found: list[Watched] = []
+    watched: list[Watched] = []
     for at, watch in enumerate(wanted.watch):
         param, path = f"attention.watch.{at}", Path(files[watch.probe])
         heads = watched_heads(watch, path, param)
         if heads is not None:
-            found.append(_of_heads(loaded, heads, wanted, f"{param}.probe"))
+            watched.append(_of_heads(loaded, heads, wanted, f"{param}.probe"))
             continue
         probe = watched_state(loaded, watch, path, param)
         if loaded.place_of(probe.layer).queries != _tokens(loaded):
             raise InvalidRequest.at(
                 f"{param}.probe", f"layer {probe.layer} does not read the tokens that are generated"
             )
-        found.append(probe)
-    return found
+        watched.append(probe)
+    return watched
 
 
 def _tokens(loaded: LoadedModel) -> str:

@@ -44,18 +44,18 @@ class EncodedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of ``__ini
 def encoded_layers(slabs: Sequence[tuple[TextSlab, slice]]) -> list[Any]:
     """The layers of all texts of a pass, by slabs and their rows of the pass; a layer that read nothing is empty."""
     masks = [_seen(slab) for slab, _ in slabs]
-    first, found = slabs[0][0], list[Any]()
+    first, layers = slabs[0][0], list[Any]()
     for number in range(len(first.texts[0].layers)):
         if number not in first.layers:
-            found.append(DynamicLayer())  # type: ignore[no-untyped-call]
+            layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
             continue
         parts = []
         for (slab, rows), mask in zip(slabs, masks, strict=True):
             key, value = (x[: len(slab.counts), :, : max(slab.counts)] for x in slab.tensors(number))
             seen = [range(count) for count in slab.counts]
             parts.append(PastPart(rows, key, value, mask, seen, encoded=True))
-        found.append(EncodedLayer(parts))
-    return found
+        layers.append(EncodedLayer(parts))
+    return layers
 
 
 def _seen(slab: TextSlab) -> Tensor | None:

@@ -64,10 +64,10 @@ class _Reach(NamedTuple):
         """Return which of the first keys the queries at these places ``[R]`` see, bool ``[R, keys]``."""
         own = ends[:, None]
         places = torch.arange(keys, device=ends.device)[None]
-        found = places <= own
+        seen_keys = places <= own
         if self.window is None:
-            return found
-        return found & (places >= own // self.window * self.window if self.chunked else places > own - self.window)
+            return seen_keys
+        return seen_keys & (places >= own // self.window * self.window if self.chunked else places > own - self.window)
 
     def keys(self, end: int) -> range:
         """Return the keys that the query at a place sees."""
@@ -119,13 +119,13 @@ class JoinedPast(Cache):
         """Take in a past of so many tokens."""
         text, encoded, places = own_past(past), encoded_past(past), slab_places(tokens)
         behind = None if encoded is None else slab_places(encoded.get_seq_length() - 1)
-        slab = next((each for each in self.slabs if (each.places, each.encoded_places) == (places, behind)), None)
+        slab = next((slab for slab in self.slabs if (slab.places, slab.encoded_places) == (places, behind)), None)
         if slab is not None:
             slab.add(text, tokens, encoded)
             return
         slab = TextSlab(places, behind)
         slab.add(text, tokens, encoded)
-        self.slabs = sorted([*self.slabs, slab], key=lambda each: (each.places, each.encoded_places or 0))
+        self.slabs = sorted([*self.slabs, slab], key=lambda slab: (slab.places, slab.encoded_places or 0))
 
     def remove(self, past: Any, *, give_back: bool) -> None:
         """Let a past go; ``give_back``: with its keys and values. Raises what the copy of them does."""
@@ -135,7 +135,7 @@ class JoinedPast(Cache):
                 if text in slab.texts:
                     slab.remove(text, give_back=give_back)
         finally:
-            self.slabs = [each for each in self.slabs if each.texts]
+            self.slabs = [slab for slab in self.slabs if slab.texts]
             self.layers = []
             self._passes.clear()
             self._masks.clear()
@@ -159,7 +159,9 @@ class JoinedPast(Cache):
             _joined_layer(self, number, layers)
             for number, layers in enumerate(zip(*(t.layers for t in texts), strict=True))
         ]
-        behind = [(each.slab.encoded, each.rows) for each in self._passes if each.slab.encoded is not None]
+        behind = [
+            (slab_pass.slab.encoded, slab_pass.rows) for slab_pass in self._passes if slab_pass.slab.encoded is not None
+        ]
         self.encoded = Cache(layers=encoded_layers(behind)) if behind else None
         for layer in () if self.encoded is None else self.encoded.layers:
             if isinstance(layer, EncodedLayer):
@@ -194,10 +196,10 @@ class JoinedPast(Cache):
         seen = [layer.reach.keys(count) for count in self.lengths]
         return [PastPart(slice(0, len(key)), key, value, layer.padded_mask(), seen)]
 
-    def _mask(self, each: _SlabPass, reach: _Reach) -> Tensor | None:
-        place = (id(each), reach)
+    def _mask(self, slab_pass: _SlabPass, reach: _Reach) -> Tensor | None:
+        place = (id(slab_pass), reach)
         if place not in self._masks:
-            self._masks[place] = each.key_mask(reach)
+            self._masks[place] = slab_pass.key_mask(reach)
         return self._masks[place]
 
 
@@ -217,9 +219,9 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Put the keys and values ``[B, H, 1, D]`` of the new tokens in place, and return those of all tokens."""
         past = self.past
-        for each in past._passes:
-            for own, new in zip(each.slab.tensors(self.number), (key_states, value_states), strict=True):
-                own[each.index, :, each.ends] = new[each.rows, :, 0]
+        for slab_pass in past._passes:
+            for own, new in zip(slab_pass.slab.tensors(self.number), (key_states, value_states), strict=True):
+                own[slab_pass.index, :, slab_pass.ends] = new[slab_pass.rows, :, 0]
         past.last = self
         if past.encoded is not None:
             longest = self.get_seq_length() + 1
@@ -231,26 +233,28 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
 
     def parts(self) -> list[PastPart]:
         """The keys and values by slabs."""
-        found = []
-        for each in self.past._passes:
-            key, value = (x[: len(each.index), :, : each.longest] for x in each.slab.tensors(self.number))
-            seen = [self.reach.keys(count) for count in each.slab.counts]
-            found.append(PastPart(each.rows, key, value, self.past._mask(each, self.reach), seen))
-        return found
+        parts = []
+        for slab_pass in self.past._passes:
+            key, value = (
+                x[: len(slab_pass.index), :, : slab_pass.longest] for x in slab_pass.slab.tensors(self.number)
+            )
+            seen = [self.reach.keys(count) for count in slab_pass.slab.counts]
+            parts.append(PastPart(slab_pass.rows, key, value, self.past._mask(slab_pass, self.reach), seen))
+        return parts
 
     def _padded(self) -> tuple[Tensor, Tensor]:
         """Keys and values of all texts, filled up to the longest."""
         parts = self.parts()
-        longest = max(each.key.shape[2] for each in parts)
+        longest = max(past_part.key.shape[2] for past_part in parts)
         key, value = (
-            torch.cat([torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in each])
-            for each in ([part.key for part in parts], [part.value for part in parts])
+            torch.cat([torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in tensors])
+            for tensors in ([part.key for part in parts], [part.value for part in parts])
         )
         return key, value
 
     def padded_mask(self) -> Tensor:
         """The padded keys that each text sees, bool ``[B, K]``."""
-        ends = torch.cat([each.ends for each in self.past._passes])
+        ends = torch.cat([slab_pass.ends for slab_pass in self.past._passes])
         return self.reach.seen(ends, max(self.past.lengths) + 1)
 
     def get_seq_length(self) -> int:
@@ -280,7 +284,7 @@ class _JoinedStates(LinearAttentionLayer):
         for name in _STATES:
             for at, state in getattr(first, name).items():
                 if state is not None:
-                    getattr(self, name)[at] = torch.cat([getattr(each, name)[at] for each in layers])
+                    getattr(self, name)[at] = torch.cat([getattr(layer, name)[at] for layer in layers])
 
     def write_back(self) -> None:
         """Give each text its states."""

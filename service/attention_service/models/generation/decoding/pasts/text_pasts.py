@@ -35,9 +35,9 @@ def unjoinable(past: object) -> str | None:
     own, encoded = own_past(past), encoded_past(past)
     if type(own) is not DynamicCache or type(encoded) not in {DynamicCache, type(None)}:
         return f"it keeps its past in a {type(past).__name__}"
-    others = {type(each) for each in own.layers} - _JOINED
-    others |= {type(each) for each in encoded.layers} - {DynamicLayer} if encoded is not None else set()
-    return f"it keeps a {min(each.__name__ for each in others)}" if others else None
+    others = {type(layer) for layer in own.layers} - _JOINED
+    others |= {type(layer) for layer in encoded.layers} - {DynamicLayer} if encoded is not None else set()
+    return f"it keeps a {min(kind.__name__ for kind in others)}" if others else None
 
 
 def own_past(past: Any) -> Any:

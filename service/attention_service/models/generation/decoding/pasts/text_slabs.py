@@ -45,7 +45,7 @@ class TextSlab:
 
     def _add(self, text: DynamicCache, tokens: int) -> None:
         row = len(self.texts)
-        held = {number: each for number, each in enumerate(text.layers) if isinstance(each, DynamicLayer)}
+        held = {number: layer for number, layer in enumerate(text.layers) if isinstance(layer, DynamicLayer)}
         pairs = {
             number: (x.keys, x.values) for number, x in held.items() if x.keys is not None and x.values is not None
         }
@@ -113,6 +113,6 @@ class TextSlab:
 
 def _rows(given: Tensor, kept: int, count: int) -> Tensor:
     """A copy of the first rows, with so many in all."""
-    found = given.new_zeros((count, *given.shape[1:]))
-    found[:kept] = given[:kept]
-    return found
+    rows = given.new_zeros((count, *given.shape[1:]))
+    rows[:kept] = given[:kept]
+    return rows

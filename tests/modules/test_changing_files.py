@@ -194,14 +194,14 @@ def test_a_list_looks_once_at_a_folder_of_many_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize("count", [2**22 - 1, 2**22 + 1, 2**63])
 @pytest.mark.parametrize("kind", [0, 8, 12])
 def test_a_header_that_claims_more_than_its_file_is_refused_after_what_there_is(tmp_path, monkeypatch, kind, count):
-    taken, most = gguf_header._Reader.taken, 32_768
+    taken, most = gguf_header._HeaderReader.taken, 32_768
     calls = []
 
     def counted(reader, size):
         calls.append(size)
         return taken(reader, size)
 
-    monkeypatch.setattr(gguf_header._Reader, "taken", counted)
+    monkeypatch.setattr(gguf_header._HeaderReader, "taken", counted)
     file = tmp_path / "x.gguf"
     file.write_bytes(gguf(entry("tokenizer.ggml.tokens", (9, claimed(kind, count)))) + bytes(most))
     with pytest.raises(InvalidCheckpoint, match=r"x\.gguf is not a readable GGUF file"):

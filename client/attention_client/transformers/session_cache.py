@@ -112,7 +112,7 @@ class SessionCache(Cache):
     def to_dynamic(self) -> DynamicCache:
         """Return a DynamicCache of the same keys and values, which are fetched from the server."""
         made = DynamicCache(config=self._config)
-        pasts = self._each(self.layers, _past_of)
+        pasts = self._apply(self.layers, _past_of)
         for number, (ours, theirs, past) in enumerate(zip(self.layers, made.layers, pasts, strict=True)):
             if past is not None and isinstance(theirs, CacheLayerMixin):
                 theirs.update(*past)  # a sliding window cuts them
@@ -131,7 +131,7 @@ class SessionCache(Cache):
         ]
         made.stream = None if self.stream is None else self._sessions.stream()
         sources = dict(zip(made._session_layers, self._session_layers, strict=True))
-        made._each(list(sources), lambda layer: layer.copy_of(sources[layer]))
+        made._apply(list(sources), lambda layer: layer.copy_of(sources[layer]))
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SessionCache":
@@ -141,23 +141,23 @@ class SessionCache(Cache):
 
     def reset(self) -> None:
         """Forget everything and end the sessions."""
-        self._each(self.layers, lambda layer: layer.reset())
+        self._apply(self.layers, lambda layer: layer.reset())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let sequence b continue what ``beam_idx[b]`` was, as beam search does."""
-        self._each(self.layers, lambda layer: layer.reorder_cache(beam_idx))
+        self._apply(self.layers, lambda layer: layer.reorder_cache(beam_idx))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last ``-tokens_to_remove`` tokens, as assisted decoding does."""
-        self._each(self.layers, lambda layer: layer.crop(tokens_to_remove))
+        self._apply(self.layers, lambda layer: layer.crop(tokens_to_remove))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each sequence ``repeats`` times."""
-        self._each(self.layers, lambda layer: layer.batch_repeat_interleave(repeats))
+        self._apply(self.layers, lambda layer: layer.batch_repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these sequences."""
-        self._each(self.layers, lambda layer: layer.batch_select_indices(indices))
+        self._apply(self.layers, lambda layer: layer.batch_select_indices(indices))
 
     def close(self) -> None:
         """End the sessions, and delete the modules that were made for them."""
@@ -196,14 +196,14 @@ class SessionCache(Cache):
             )
             layer.raw = raw
 
-        self._each(alike, begin)
+        self._apply(alike, begin)
 
     def roll_back(self, length: int) -> None:
         """Truncate every layer to a length, after a pass that failed in the middle."""
         for layer in self.layers:
             if type(layer) is DynamicLayer:
                 layer.crop(min(length - layer.get_seq_length(), 0))
-        self._each(self._session_layers, lambda layer: layer.truncate(length))
+        self._apply(self._session_layers, lambda layer: layer.truncate(length))
 
     def check_attached(self) -> None:
         """Raise UnsupportedModel unless the model's attention runs on the service."""
@@ -219,7 +219,7 @@ class SessionCache(Cache):
     def _session_layers(self) -> list[SessionLayer]:
         return [layer for layer in self.layers if isinstance(layer, SessionLayer)]
 
-    def _each(self, layers: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    def _apply(self, layers: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
         """Change layers, several at once: their sessions are independent. ``change`` takes a ``layer``."""
         return self._client.map(change, [{"layer": layer} for layer in layers])
 

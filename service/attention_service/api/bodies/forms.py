@@ -24,7 +24,7 @@ def read_form(body: memoryview, content_type: bytes, model: type[WireModel]) -> 
 
     Names have the form of the ``openai`` package: ``attention[layers][]`` is one layer more. Raises Unreadable.
     """
-    parts = _Parts()
+    parts = _FormParts()
     try:
         parser = MultipartParser(_boundary(content_type), parts.callbacks)
         parser.write(bytes(body))
@@ -89,7 +89,7 @@ def _put(fields: dict[str, Any], path: list[str], value: Any) -> None:
         place[name] = value
 
 
-class _Parts:
+class _FormParts:
     """Collects the parts of a form as they are parsed: name, True for a file, and content."""
 
     def __init__(self) -> None:

@@ -163,7 +163,7 @@ class Metrics:
         }
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self.registry).set_function(read)
-        self.registry.register(_Counted(engine))
+        self.registry.register(_EngineCounts(engine))
         self.registry.register(DeviceMetrics(engine.device))
         engine.predictions.accuracy.watchers.append(self._predicted)
         self.settle.append(engine.predictions.settle)
@@ -219,7 +219,7 @@ class Tally(Collector):
         yield family
 
 
-class _Counted(Collector):
+class _EngineCounts(Collector):
     """Metrics from the engine's own counts."""
 
     def __init__(self, engine: Engine) -> None:

@@ -28,7 +28,7 @@ class FeatureCost:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _ChunkCounts:
     """Numbers of chunks of paired tokens, and of chunks that read and write a state."""
 
     segments: TokenSegments
@@ -43,7 +43,7 @@ class _Parts:
     """True if the last chunk writes a state."""
 
     @classmethod
-    def of(cls, x: Extent) -> "_Parts":
+    def of(cls, x: Extent) -> "_ChunkCounts":
         segments = segments_of(x)
         chunk = FINE_CHUNK if x.fine_gate else CHUNK
         full, remainder = divmod(segments.paired, chunk)
@@ -95,7 +95,7 @@ def running_cost(
     and of the state that fades; c² W for the triangular system of a delta rule; 1 for each number added to the state,
     and for each one divided. Backward twice that.
     """
-    parts = _Parts.of(x)
+    parts = _ChunkCounts.of(x)
     s, width, wide = parts.segments, features.count, x.value_dim + normalize
     kv, group = x.batch * x.kv_heads, x.heads // x.kv_heads
     return_rest = s.rest if "return_state" in x.sent else 0

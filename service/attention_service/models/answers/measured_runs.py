@@ -79,7 +79,7 @@ class MeasuredRuns:
         self._baseline: Rows | None = None
         self.kept = KeptStates()
         """The states of the baseline."""
-        self._found: dict[str, dict[int, Tensor]] = {"value": {}, "divergence": {}}
+        self._by_number: dict[str, dict[int, Tensor]] = {"value": {}, "divergence": {}}
         self._seconds = 0.0
 
     @property
@@ -135,11 +135,11 @@ class MeasuredRuns:
             raise NotFinite("effects.value of the reply is not finite", param="model", field="effects.value")
         for at, number in enumerate(numbers):
             part = slice(at * len(before), (at + 1) * len(before))
-            self._found["value"][number] = (value[part] - before).cpu()
+            self._by_number["value"][number] = (value[part] - before).cpu()
             after = Rows(rows.logits[part], rows.places[part], None if rows.partition is None else rows.partition[part])
             divergence = self._objective.divergence(baseline, after)
             if divergence is not None:
-                self._found["divergence"][number] = divergence.cpu()
+                self._by_number["divergence"][number] = divergence.cpu()
 
     def arguments(self, times: int) -> Mapping[str, Tensor]:
         """The arguments of the model for so many copies of the texts."""
@@ -154,7 +154,7 @@ class MeasuredRuns:
             fields["token"] = self._objective.ids
             fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
         shape = len(baseline), *map(len, swept.values())
-        effects = {name: self._of_all(runs, shape) for name, runs in self._found.items() if runs or name == "value"}
+        effects = {name: self._of_all(runs, shape) for name, runs in self._by_number.items() if runs or name == "value"}
         self._attention_pass.started = time.perf_counter() - self._seconds
         about = run_fields(loaded, self.checked, self._attention_pass)
         return valid(ModelEffectsReply, fields | {"effects": valid(ModelEffects, effects)} | about)

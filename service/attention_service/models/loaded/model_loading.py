@@ -298,7 +298,7 @@ def _quietly(progress: Callable[[float], None]) -> Iterator[None]:
     """Tell ``progress`` what transformers would draw as a bar, and keep its reports out of the log."""
     level = _LOGGING.get_verbosity()
     _LOGGING.set_verbosity_error()
-    former = _LOGGING.set_tqdm_hook(lambda _, args, options: _Counted(progress, *args, **options))
+    former = _LOGGING.set_tqdm_hook(lambda _, args, options: _LoadingProgress(progress, *args, **options))
     try:
         yield
     finally:
@@ -306,7 +306,7 @@ def _quietly(progress: Callable[[float], None]) -> Iterator[None]:
         _LOGGING.set_verbosity(level)
 
 
-class _Counted:
+class _LoadingProgress:
     """Takes the place of a progress bar over things that are loaded."""
 
     def __init__(self, progress: Callable[[float], None], items: Iterable[Any] = (), **_: Any) -> None:
@@ -319,7 +319,7 @@ class _Counted:
             yield item
             self._progress((number + 1) / len(self._items))
 
-    def __enter__(self) -> "_Counted":
+    def __enter__(self) -> "_LoadingProgress":
         return self
 
     def __exit__(self, *_: object) -> None:

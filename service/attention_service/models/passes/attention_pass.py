@@ -127,7 +127,7 @@ class AttentionPass:
         """The taps of ``LayerTask.traced`` by layer, on the device."""
         self.problems: dict[LayerKey, Problem] = {}
         """The attentions of those layers."""
-        self._found: dict[LayerKey, Fields] = {}
+        self._results: dict[LayerKey, Fields] = {}
         self._waiting: dict[Hashable, list[Inspected]] = {}
 
     def take(self) -> dict[LayerKey, Fields]:
@@ -135,7 +135,7 @@ class AttentionPass:
         for alike in self._waiting.values():
             self._inspect(alike)
         self._waiting.clear()
-        results, self._found = self._found, {}
+        results, self._results = self._results, {}
         return results
 
     @property
@@ -191,7 +191,7 @@ class AttentionPass:
 
     def add(self, layer: LayerKey, results: Results) -> None:
         """Copy results of a layer to the host."""
-        self._found.setdefault(layer, {}).update(on_host(results))
+        self._results.setdefault(layer, {}).update(on_host(results))
 
     def notes(self, layer: LayerKey) -> bool:
         """True if ``saw`` notes the inputs of a layer."""
@@ -240,7 +240,7 @@ class AttentionPass:
             fields["statistics"][CHOSEN_SHARE] = self._chosen_share(first, edits)
         for index, call in enumerate(alike):
             place = slice(index * batch, (index + 1) * batch) if task.batched else index
-            self._found.setdefault(call.layer, {}).update(_at(fields, place))
+            self._results.setdefault(call.layer, {}).update(_at(fields, place))
         return beside
 
     def _chosen_share(self, inspected: "Inspected", edits: Sequence[BoundEdit]) -> Any:

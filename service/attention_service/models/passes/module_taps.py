@@ -88,12 +88,12 @@ class ModuleRuns:
         """The taps of each module that has any."""
         self.scores: Tensor | None = None
         """The scores by which the last indexer chose, ``[B, Q, T]``, in a run that is watched."""
-        self.running: list[_Run] = []
+        self.running: list[_SeenRun] = []
         """The runs of modules that are seen, the innermost last."""
 
     def trying(self) -> AbstractContextManager[None]:
         """Find the taps of the modules that run until the block ends."""
-        return running_within(self._keys, lambda module: _Trial(module, self), self.running)
+        return running_within(self._keys, lambda module: _TapTrial(module, self), self.running)
 
     def watching(self, wanted: Collection[tuple[LayerKey, str]], see: See) -> AbstractContextManager[None]:
         """Show ``see`` the wanted taps of layers until the block ends; all scores of indexers if any are wanted."""
@@ -106,7 +106,7 @@ class ModuleRuns:
         self.scores = None
         if not watched:
             return nullcontext()
-        return running_within(watched, lambda module: _Watch(module, self, see, watched[module]), self.running)
+        return running_within(watched, lambda module: _TapWatch(module, self, see, watched[module]), self.running)
 
     def attended(self, module: nn.Module, layer: LayerKey, context: Tensor) -> None:
         """Note, while a run is seen, that a module has its context ``[B, Q, H, V]``."""
@@ -114,7 +114,7 @@ class ModuleRuns:
             self.running[-1].attended(layer, context)
 
 
-class _Run(TorchFunctionMode):
+class _SeenRun(TorchFunctionMode):
     """One run of a module, whose choices and products are seen."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -146,7 +146,7 @@ class _Run(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _Trial(_Run):
+class _TapTrial(_SeenRun):
     """A run in which taps are found."""
 
     def __init__(self, module: nn.Module, runs: ModuleRuns) -> None:
@@ -186,7 +186,7 @@ class _Trial(_Run):
         return factors
 
 
-class _Watch(_Run):
+class _TapWatch(_SeenRun):
     """A run whose taps are seen."""
 
     def __init__(self, module: nn.Module, runs: ModuleRuns, see: See, layer: LayerKey) -> None:

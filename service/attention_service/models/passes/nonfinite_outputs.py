@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attention_service.models.passes.module_hooks import first_of, noting_returns
 
 
-class _FoundError(Exception):
+class _NonfiniteError(Exception):
     """Ends a run at the first module whose output is not finite."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -24,13 +24,13 @@ def first_nonfinite(model: nn.Module, again: Callable[[], Any]) -> nn.Module | N
         state = first_of(output)
         # −∞ alone forbids a token or a key.
         if isinstance(state, Tensor) and state.is_floating_point() and not bool((state < torch.inf).all()):
-            raise _FoundError(module)
+            raise _NonfiniteError(module)
 
     with noting_returns(model.modules(), look):
         try:
             again()
-        except _FoundError as found:
-            return found.module
+        except _NonfiniteError as stopped:
+            return stopped.module
         except Exception:  # it need not run to its end
             return None
     return None

@@ -74,10 +74,10 @@ _PLACES: Final[dict[str, Node]] = {"^": _START, "$": _END, ".": _ANY}
 
 def parse(text: str) -> Node:
     """Return the parts of a pattern. Raises Unread."""
-    return _Reader(text).read()
+    return _PatternReader(text).read()
 
 
-class _Reader:
+class _PatternReader:
     """Reads the text of a pattern from its beginning to its end."""
 
     def __init__(self, text: str) -> None:

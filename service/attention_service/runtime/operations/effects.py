@@ -222,17 +222,17 @@ class _Measures:
         self._of_output = output.square().sum(self._axes).sqrt()
         self._direction = None if direction is None else direction.double()
         names = ("norm", "max") if direction is None else ("norm", "max", "projection")
-        self._found = {name: output.new_zeros(len(output), count) for name in names}
+        self._sizes = {name: output.new_zeros(len(output), count) for name in names}
 
     def put(self, number: int, change: Tensor) -> None:
         """Measure one change, of the outputs' shape."""
         change = change.double()
-        self._found["norm"][:, number] = change.square().sum(self._axes).sqrt()
+        self._sizes["norm"][:, number] = change.square().sum(self._axes).sqrt()
         if change.numel():
-            self._found["max"][:, number] = change.abs().amax(self._axes)
+            self._sizes["max"][:, number] = change.abs().amax(self._axes)
         if self._direction is not None:
-            self._found["projection"][:, number] = (change * self._direction).sum(self._axes)
+            self._sizes["projection"][:, number] = (change * self._direction).sum(self._axes)
 
     def all(self) -> dict[str, Tensor]:
         """All measures."""
-        return self._found | {"relative": self._found["norm"] / self._of_output[:, None]}
+        return self._sizes | {"relative": self._sizes["norm"] / self._of_output[:, None]}

@@ -104,7 +104,7 @@ class RequestCosts:
     device: Device
     rehearsed: Rehearsed
     flops: Callable[[RequestSizes, str], int]
-    _found: dict[Hashable, OperationCost] = field(default_factory=dict)
+    _costs: dict[Hashable, OperationCost] = field(default_factory=dict)
 
     @classmethod
     def of(cls, bound: BoundRequest, question: PlanKey, device: Device, rehearsed: Rehearsed) -> "RequestCosts":
@@ -140,11 +140,11 @@ class RequestCosts:
             )
             return rehearsal.scaled(self.rehearsed.times)
 
-        if key not in self._found:
+        if key not in self._costs:
             bound = at_sizes(self.blank, sizes)
             pairs = question.pairs and operate is self.rehearsed.operate
-            self._found[key] = cost_of(bound, kernel, self.device, capacity, question.computation, run, pairs=pairs)
-        return self._found[key]
+            self._costs[key] = cost_of(bound, kernel, self.device, capacity, question.computation, run, pairs=pairs)
+        return self._costs[key]
 
 
 class PlanBucket:

@@ -149,7 +149,7 @@ def plan_context(loaded: LoadedModel, request: ContextRequest) -> ContextPlan:
     return plan
 
 
-class _Read(NamedTuple):
+class _ReadPrompt(NamedTuple):
     """A prompt as the model reads it."""
 
     prompt: str
@@ -161,13 +161,13 @@ class _Read(NamedTuple):
     """The first character of the answer, among those that the spans of its tokens count."""
 
 
-def _read_text(loaded: LoadedModel, request: ContextRequest) -> _Read:
+def _read_text(loaded: LoadedModel, request: ContextRequest) -> _ReadPrompt:
     text = request.text or "".join(source.text or "" for source in request.sources or ())
     checked = check_request(loaded, ModelForwardRequest(text=text, answer=request.answer))
-    return _Read(text, [(0, len(text), "")], checked, request.answer)
+    return _ReadPrompt(text, [(0, len(text), "")], checked, request.answer)
 
 
-def _read_messages(loaded: LoadedModel, request: ContextRequest) -> _Read:
+def _read_messages(loaded: LoadedModel, request: ContextRequest) -> _ReadPrompt:
     messages = list(request.messages or ())
     if request.answer is not None:
         messages.append(Message(role="assistant", content=request.answer))
@@ -178,13 +178,13 @@ def _read_messages(loaded: LoadedModel, request: ContextRequest) -> _Read:
     written = loaded.reader.conversation(messages, ChatForm.of(given), parted=True)
     own = [part for part in written.parts if part[2] == ANSWER]
     if not own:
-        return _Read(written.text, written.parts, checked)
+        return _ReadPrompt(written.text, written.parts, checked)
     begin, end = own[0][0], own[-1][1]
     parts = [part for part in written.parts if part[2] != ANSWER]
-    return _Read(written.text[:begin], parts, checked, written.text[begin:end], begin)
+    return _ReadPrompt(written.text[:begin], parts, checked, written.text[begin:end], begin)
 
 
-def _parts(read: _Read, request: ContextRequest) -> list[tuple[str, Characters, str]]:
+def _parts(read: _ReadPrompt, request: ContextRequest) -> list[tuple[str, Characters, str]]:
     """The name and the characters of each source, and the field that names it. Raises InvalidRequest."""
     prompt = read.prompt
     if request.sources is None:

@@ -114,10 +114,10 @@ class DecodeAttention:
         self._own_mask = sdpa_mask if loaded.model._supports_sdpa else eager_mask
         self._name = register_function(self, self._mask)
         self._rows: Sequence[TextRow] = ()
-        self._edited = self._asking = False
+        self._edited = self._tells = False
         """True if texts of the pass have edits, and if anything is asked of its attention or changed in it."""
         self._joined: JoinedPast | None = None
-        self._found: PassWeights | None = None
+        self._pass_weights: PassWeights | None = None
         self._biases: dict[Hashable, tuple[Any, Tensor]] = {}
         """The masks and biases of the pass, and the biases made of them."""
 
@@ -131,17 +131,17 @@ class DecodeAttention:
         """Let a pass be over these texts; ``joined``: their pasts, if they are several."""
         self._core.give_way(self._model, self._name)
         self._core.restart()
-        self._rows, self._joined, self._found = rows, joined, PassWeights()
+        self._rows, self._joined, self._pass_weights = rows, joined, PassWeights()
         for row in rows:
             self._edited = self._edited or bool(row.edits)
-            self._asking = self._asking or bool(row.looks) or row.heard is not None
-        self._asking = self._asking or self._edited
+            self._tells = self._tells or bool(row.looks) or row.heard is not None
+        self._tells = self._tells or self._edited
         try:
             with editing_states(rows, self._points) if self._edited else nullcontext():
-                yield self._found
+                yield self._pass_weights
         finally:
-            self._rows, self._joined, self._found = (), None, None
-            self._edited = self._asking = False
+            self._rows, self._joined, self._pass_weights = (), None, None
+            self._edited = self._tells = False
             self._biases.clear()
 
     def _mask(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ class DecodeAttention:
     ) -> tuple[Tensor, None]:  # fmt: skip
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         if self._joined is not None:
-            layer = self._core.turns.layer_of(module) if self._asking else None
+            layer = self._core.turns.layer_of(module) if self._tells else None
             parts = self._joined.parts(key, value)
             outputs = [self._part(module, layer, query[part.rows], part, options) for part in parts]
             return torch.cat(outputs).transpose(1, 2).contiguous() if len(outputs) > 1 else outputs[0].transpose(
@@ -163,11 +163,11 @@ class DecodeAttention:
         if query.shape[2] > 1:  # a pass over one token is short
             checkpoint()
         edits = list[BoundEdit]()
-        if self._asking:
+        if self._tells:
             (row,) = self._rows
             layer = self._core.turns.layer_of(module)
             edits = self._inside(row, layer, query, key) if self._edited else edits
-            told = PassWeights() if self._found is None else self._found
+            told = PassWeights() if self._pass_weights is None else self._pass_weights
             looks = list[TokenAttention]()  # by a loop: a comprehension is one more call for each layer and token
             for look in row.looks:
                 if look.wants(layer):
@@ -230,8 +230,8 @@ class DecodeAttention:
             context[at] = one[0][0]
             if weights is not None and one[1] is not None:
                 weights[at] = nn.functional.pad(one[1][0], (seen.start, weights.shape[-1] - seen.stop))
-        if weights is not None and self._found is not None:
-            self._tell(layer, rows, part, weights, self._found)
+        if weights is not None and self._pass_weights is not None:
+            self._tell(layer, rows, part, weights, self._pass_weights)
         return context
 
     def _tell(

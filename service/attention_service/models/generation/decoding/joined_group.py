@@ -149,7 +149,7 @@ def try_joining(loaded: LoadedModel, attention: Decoding) -> Joining:
     reason: str | None = None
     counting = counting_modules(loaded.model)
     for alike in (False, True):
-        trial = _Trial(loaded, attention, alike=alike)
+        trial = _TwoTexts(loaded, attention, alike=alike)
         try:
             texts = trial.texts()
             if (why := texts[0].sharing.reason) is not None:
@@ -176,7 +176,7 @@ def _limits_steps(model: nn.Module) -> bool:
     return any(limit[0] > 0 or limit[1] < math.inf for limit in limits)
 
 
-class _Trial:
+class _TwoTexts:
     """Two short texts of a model."""
 
     def __init__(self, loaded: LoadedModel, attention: Decoding, *, alike: bool) -> None:

@@ -50,7 +50,7 @@ class _Layer:
 
     def __init__(self, core: ObservedAttention, module: nn.Module, row: TextRow, weights: PassWeights) -> None:
         checkpoint()
-        self._layer, self._row, self._found = core.turns.layer_of(module), row, weights
+        self._layer, self._row, self._pass_weights = core.turns.layer_of(module), row, weights
         self._sight: Sight = core.sights[module]
         self._edits: Sequence[BoundEdit] = ()
 
@@ -73,7 +73,7 @@ class _Layer:
             )
             x = apply(self._edits, "weights", x)
         for look in looks:
-            self._found.add(layer, [look], x[:, :, -1:])
+            self._pass_weights.add(layer, [look], x[:, :, -1:])
         return x
 
     def values(self, x: Tensor) -> Tensor:

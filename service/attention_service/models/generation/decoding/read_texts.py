@@ -24,7 +24,7 @@ LEAST: Final = 64
 
 
 @dataclass(eq=False)
-class _Read:
+class _ReadText:
     reader: str
     adapter: object
     """The mark of the adapter by which it was read; None for the base."""
@@ -50,7 +50,7 @@ class ReadTexts:
     def __init__(self, limit: int = 0) -> None:
         self.bytes = 0
         self._limit = limit
-        self._texts: list[_Read] = []
+        self._texts: list[_ReadText] = []
         """The texts, the one that was used last at the end."""
 
     def can_take(self, text: RunningText, tokens: int) -> bool:
@@ -69,7 +69,7 @@ class ReadTexts:
             return
         cuttable = not held and all(is_cuttable(layer, tokens) for layer in past.layers)
         ids = np.asarray(text.ids[:tokens])
-        new = _Read(reader, _mark(text), text.edits.key, ids, past, held, cuttable, size)
+        new = _ReadText(reader, _mark(text), text.edits.key, ids, past, held, cuttable, size)
         for old in [read for read in self._texts if _made_as(read) == _made_as(new)]:
             if len(old.ids) <= len(ids) and _shared(old.ids, ids) == len(old.ids):
                 self._drop(old)  # the conversation goes on from the new one
@@ -103,12 +103,12 @@ class ReadTexts:
         self._texts.append(longest)
         return best
 
-    def _drop(self, text: _Read) -> None:
+    def _drop(self, text: _ReadText) -> None:
         self._texts.remove(text)
         self.bytes -= text.bytes
 
 
-def _made_as(text: _Read) -> Hashable:
+def _made_as(text: _ReadText) -> Hashable:
     """Equal for texts of which one may read on from the other."""
     return text.reader, text.adapter, text.edits
 

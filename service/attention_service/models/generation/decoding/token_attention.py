@@ -36,7 +36,7 @@ class PassWeights:
     def __init__(self) -> None:
         self._waiting: dict[Hashable, list[tuple[TokenAttention, LayerKey, Problem]]] = {}
         """Small problems that are alike, whose weights are computed at once."""
-        self._found: list[tuple[LayerKey, Sequence[TokenAttention | None], Tensor, bool]] = []
+        self._weights: list[tuple[LayerKey, Sequence[TokenAttention | None], Tensor, bool]] = []
         """Layer by layer, the texts and their weights ``[R, H, 1, K]``, and True if these are of the asked heads."""
 
     def see(
@@ -47,14 +47,14 @@ class PassWeights:
         ``mask``: equal for layers that have the same mask.
         """
         if edits or last.learned or last.k.numel() > _SMALL:
-            self._found.append((layer, [look], weights_of(last, Selection(heads=look.heads), edits), True))
+            self._weights.append((layer, [look], weights_of(last, Selection(heads=look.heads), edits), True))
             return
         alike = (look.heads, last.q.shape, last.k.shape, last.v.shape, id(last.spec), id(mask))
         self._waiting.setdefault(alike, []).append((look, layer, last))
 
     def add(self, layer: LayerKey, looks: "Sequence[TokenAttention | None]", weights: Tensor) -> None:
         """Take the weights ``[R, H, 1, K]`` of all heads of a layer, of several texts."""
-        self._found.append((layer, looks, weights, False))
+        self._weights.append((layer, looks, weights, False))
 
     def reports(self, tokens: "Mapping[TokenAttention, Sequence[int]]") -> "dict[TokenAttention, list[dict[str, Any]]]":
         """The fields of the schema ``TokensAttention`` of each layer, by text.
@@ -63,7 +63,7 @@ class PassWeights:
         """
         self._compute()
         groups: dict[Hashable, list[tuple[LayerKey, list[TokenAttention], Tensor]]] = {}
-        for layer, looks, weights, selected in self._found:
+        for layer, looks, weights, selected in self._weights:
             by_settings: dict[Hashable, list[int]] = {}
             for at, look in enumerate(looks):
                 if look is not None and look.wants(layer):
@@ -96,7 +96,7 @@ class PassWeights:
                 first = replace(first, q=q, k=k, v=v, mask=_repeated(first.mask, first.q, len(layers)))
             every_weight = weights_of(first, Selection(heads=looks[0].heads))
             for look, layer, weights in zip(looks, layers, every_weight.chunk(len(layers)), strict=True):
-                self._found.append((layer, [look], weights, True))
+                self._weights.append((layer, [look], weights, True))
         self._waiting.clear()
 
 

@@ -38,7 +38,7 @@ class HeardWindow:
         return range(self.first, max(self.first, len(self.tokens) if self.last is None else self.last))
 
 
-class _Run(NamedTuple):
+class _CommonTokens(NamedTuple):
     """Tokens that two windows have in common."""
 
     left: int
@@ -79,9 +79,9 @@ def _texts(window: HeardWindow, times: TimeTokens | None) -> list[int]:
 
 def _longest_run(
     lefts: Sequence[int], rights: Sequence[int], left: HeardWindow, right: HeardWindow, most_s: float
-) -> _Run | None:
+) -> _CommonTokens | None:
     """The longest run of equal tokens that begin at most so many seconds apart, one behind the other in both."""
-    best: tuple[int, float, _Run] | None = None
+    best: tuple[int, float, _CommonTokens] | None = None
     before: dict[tuple[int, int], int] = {}
     near = [at for at in lefts if left.times[at] >= right.begin - most_s]
     for i in near:
@@ -90,7 +90,7 @@ def _longest_run(
             if left.tokens[i].id != right.tokens[j].id or apart > most_s:
                 continue
             length = before[i, j] = before.get((i - 1, j - 1), 0) + 1
-            key = length, -apart, _Run(i - length + 1, j - length + 1, length)
+            key = length, -apart, _CommonTokens(i - length + 1, j - length + 1, length)
             best = key if best is None or key[:2] > best[:2] else best
     return None if best is None else best[2]
 

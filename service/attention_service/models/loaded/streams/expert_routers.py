@@ -47,7 +47,7 @@ class RouterTrials:
             if place.layer is not place.module:
                 inner = [module for module in place.layer.modules() if module is not place.layer]
                 self._layers |= {module: place.layer for module in inner if module not in attentions}
-        self._found: dict[nn.Module, ExpertArguments] = {}
+        self._arguments: dict[nn.Module, ExpertArguments] = {}
         self._tried: set[nn.Module] = set()
         self._calls: Counter[nn.Module] = Counter()
         self._tokens: dict[nn.Module, set[int]] = {}
@@ -71,13 +71,13 @@ class RouterTrials:
             self._tokens.setdefault(layer, set()).add(math.prod(texts_of(state)))
 
     def _end(self, module: nn.Module, args: Sequence[Any], options: Mapping[str, Any], output: Any) -> None:
-        arguments = self._found.get(module) or expert_arguments(args, options)
+        arguments = self._arguments.get(module) or expert_arguments(args, options)
         if arguments is None:
             return
         if module not in self._tried:
             self._tried.add(module)
             if self._sums(module, args, options, arguments, first_of(output)):
-                self._found[module] = arguments
+                self._arguments[module] = arguments
         self._calls[module] += 1
         self._tokens.setdefault(module, set()).add(len(argument(args, options, arguments.weights)))
 
@@ -116,7 +116,7 @@ class RouterTrials:
         layer = place.layer
         if layer is place.module:
             return NO_LAYER
-        held = [module for module in self._found if self._layers[module] is layer]
+        held = [module for module in self._arguments if self._layers[module] is layer]
         if len(held) != 1:
             return _SEVERAL if held else NO_ROUTER
         module = held[0]
@@ -125,7 +125,7 @@ class RouterTrials:
             return _OTHER_TOKENS
         if (experts := _experts_of(module)) is None:
             return _UNCOUNTED
-        call = ExpertCall(layer, self._found[module], experts)
+        call = ExpertCall(layer, self._arguments[module], experts)
         return Site(module, True, place.turn, turns_of(layer, self._places), experts=call)
 
 

@@ -68,7 +68,7 @@ class LensReadout:
         with ExitStack() as stack:
             for layer, returned in self.returned.items():
                 replaced_output = with_first(returned, states.transpose(0, 1) if layer in self.time_first else states)
-                stack.callback(replaced(layer, lambda *_, _found=replaced_output, **__: _found))
+                stack.callback(replaced(layer, lambda *_, _output=replaced_output, **__: _output))
             yield
 
     def check(self, states: Tensor, logits: Tensor, tolerance: float) -> None:

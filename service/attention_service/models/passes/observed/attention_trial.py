@@ -35,7 +35,7 @@ class _Candidate:
 
     kind: Kind
     at: int
-    found: Tensor
+    weights: Tensor
     multiplied: Tensor | None = None
     """The first factor of the next product that has the sizes of weights."""
     product: WeightProduct | None = None
@@ -43,7 +43,7 @@ class _Candidate:
 
 
 @dataclass(eq=False)
-class _Run:
+class _ModuleRun:
     """One run of a module."""
 
     module: nn.Module
@@ -62,14 +62,14 @@ class _Run:
     def multiply(self, product: WeightProduct) -> None:
         """Note a product."""
         for candidate in self.candidates:
-            if candidate.product is None and is_over(candidate.found, product.first):
+            if candidate.product is None and is_over(candidate.weights, product.first):
                 candidate.product, candidate.multiplied = product, product.first.detach().clone()
 
 
 class _Listening(SeeingFunctions):
     """Notes functions of the innermost module that has parameters."""
 
-    def __init__(self, runs: Sequence[_Run]) -> None:
+    def __init__(self, runs: Sequence[_ModuleRun]) -> None:
         super().__init__()
         self._stack = runs
 
@@ -86,13 +86,13 @@ class _Listening(SeeingFunctions):
 
 
 @contextmanager
-def _listening(model: nn.Module) -> Iterator[list[_Run]]:
+def _listening(model: nn.Module) -> Iterator[list[_ModuleRun]]:
     """Note the runs of modules until the block ends, in the order in which they began."""
-    runs, stack = list[_Run](), list[_Run]()
+    runs, stack = list[_ModuleRun](), list[_ModuleRun]()
 
     def enter(module: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         state = args[0] if args else options.get("hidden_states")
-        stack.append(_Run(module, windows=len(state) if isinstance(state, Tensor) and state.ndim == 4 else None))
+        stack.append(_ModuleRun(module, windows=len(state) if isinstance(state, Tensor) and state.ndim == 4 else None))
         runs.append(stack[-1])
 
     def leave() -> None:
@@ -116,7 +116,7 @@ def try_sights(model: nn.Module, run: Callable[[bool], Any], batch: int) -> dict
             runs.clear()
             output = run(False)
     returned = [own for own in _attentions(output) if own.ndim == 4 and bool((own >= 0).all())]
-    every = [candidate.found for called in runs for candidate in called.candidates]
+    every = [candidate.weights for called in runs for candidate in called.candidates]
     other = [own for own in returned if not any(_is_returned(matrix, own) for matrix in every)]
     sights: dict[nn.Module, Sight] = {}
     expected: dict[nn.Module, list[Tensor]] = {}
@@ -140,11 +140,11 @@ class _Kept:
     """Keeps the weights of the runs of a module."""
 
     def __init__(self, kept: list[Tensor]) -> None:
-        self._found = kept
+        self._kept = kept
 
     def weights(self, x: Tensor) -> Tensor:
         """Keep weights."""
-        self._found.append(x.clone())
+        self._kept.append(x.clone())
         return x
 
     def values(self, x: Tensor) -> Tensor:
@@ -185,17 +185,17 @@ def _sight(
     multiplied = [
         candidate
         for candidate in ordered
-        if candidate.multiplied is not None and _equal(candidate.found, candidate.multiplied)
+        if candidate.multiplied is not None and _equal(candidate.weights, candidate.multiplied)
     ]
-    known = [candidate for candidate in ordered if any(_is_returned(candidate.found, own) for own in returned)]
-    unreturned = [candidate for candidate in multiplied if not any(is_over(candidate.found, own) for own in other)]
+    known = [candidate for candidate in ordered if any(_is_returned(candidate.weights, own) for own in returned)]
+    unreturned = [candidate for candidate in multiplied if not any(is_over(candidate.weights, own) for own in other)]
     chosen = next(iter([*known, *unreturned]), None)
-    return None if chosen is None else (_seen(chosen, batch, multiplied=chosen in multiplied), chosen.found)
+    return None if chosen is None else (_seen(chosen, batch, multiplied=chosen in multiplied), chosen.weights)
 
 
 def _seen(candidate: _Candidate, batch: int, *, multiplied: bool) -> Sight:
     """The sight of weights, which of rank 3 have the sequences beside the heads."""
-    weights, product = candidate.found, candidate.product
+    weights, product = candidate.weights, candidate.product
     heads = weights.shape[1] if weights.ndim > 3 else weights.shape[0] // batch
     square = weights.shape[-2] == weights.shape[-1]
     sight = Sight(candidate.kind, candidate.at, heads, heads, None, square=square)

@@ -91,9 +91,9 @@ class Seeing(Protocol):
 @contextmanager
 def watching(sights: Mapping[nn.Module, Sight], begin: Callable[[nn.Module], Seeing]) -> Iterator[None]:
     """Call ``begin`` at each run of a module, and what it returns with what is seen there, until the block ends."""
-    running: list[_Watch] = []
+    running: list[_FunctionWatch] = []
 
-    with running_within(sights, lambda module: _Watch(sights[module], begin(module), running), running):
+    with running_within(sights, lambda module: _FunctionWatch(sights[module], begin(module), running), running):
         yield
 
 
@@ -167,10 +167,10 @@ def is_over(weights: Tensor, first: Tensor) -> bool:
     return first.ndim > 2 and first.shape[-2:] == weights.shape[-2:] and first.numel() == weights.numel()
 
 
-class _Watch(SeeingFunctions):
+class _FunctionWatch(SeeingFunctions):
     """Sees the functions that one run of a module calls."""
 
-    def __init__(self, sight: Sight, seeing: Seeing, running: Sequence["_Watch"]) -> None:
+    def __init__(self, sight: Sight, seeing: Seeing, running: Sequence["_FunctionWatch"]) -> None:
         super().__init__()
         self._sight, self._seeing, self._running = sight, seeing, running
         self._calls = 0

@@ -76,7 +76,7 @@ async def tried(
             and crossover.dimension in TOKENS
             and here.keys() >= set(crossover.between)
         ):
-            trial = _Trial(here[crossover.between[0]], here[crossover.between[1]], crossover.dimension)
+            trial = _CrossoverTrial(here[crossover.between[0]], here[crossover.between[1]], crossover.dimension)
             largest = min(crossover.searched[1], round(crossover.at * _FARTHEST))
             seconds = await run(partial(trial.predicted_s, crossover.at))
             if seconds <= left and await run(partial(trial.need, largest)) <= budget.capacity:
@@ -141,7 +141,7 @@ def rounds(jobs: Sequence[Job], filler: CacheFiller) -> list[float]:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _CrossoverTrial:
     """Two subjects to run at sizes of one dimension."""
 
     one: Subject

@@ -133,7 +133,7 @@ def _read(file: Path, _changed: int, size: int) -> GgufHeader | OSError | ValueE
     try:
         # Read, and not mapped: a map of a file that is cut meanwhile ends the process.
         with os.fdopen(open_regular(file), "rb", buffering=2**18) as opened:
-            return _Reader(opened, size).header()
+            return _HeaderReader(opened, size).header()
     except (OSError, ValueError) as fault:
         return fault.with_traceback(None)
     except struct.error as fault:
@@ -162,7 +162,7 @@ class _Tensor(NamedTuple):
 
 
 @dataclass
-class _Reader:
+class _HeaderReader:
     """A file that is read from its beginning."""
 
     file: BinaryIO

@@ -60,6 +60,18 @@ LayerTap = Tap | Literal["gate", "index_scores", "chosen", "mlp", "router", "hid
 which its indexer chooses, and ``chosen``, the keys that a query may look at."""
 
 
+class LayerGeneration(WireModel):
+    """The answers of one layer while its model generates tokens."""
+
+    attention: bool
+    """True if ``layers`` of ``attention`` can name it, so that its weights come with each token."""
+    edits: list[EditableTap]
+    """The taps that ``edits`` of ``attention`` can change."""
+    refused: dict[str, str]
+    """The reason why ``layers`` cannot name it, under ``attention``, and by tap the reason why an edit of a forward
+    request is refused while tokens are generated."""
+
+
 class ModelLayer(WireModel):
     """One attention of a model, and what it can answer."""
 
@@ -85,6 +97,8 @@ class ModelLayer(WireModel):
     """The taps that ``wrt`` of a gradients request can name."""
     refused: dict[str, str] = Field(default_factory=dict)
     """Why it has no other of those that every attention has: the reason by tap."""
+    generation: LayerGeneration | None = None
+    """Its answers while tokens are generated; null if the model generates none."""
 
 
 class ModelInfo(WireModel):

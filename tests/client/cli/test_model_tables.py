@@ -25,7 +25,7 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
     Prediction,
 )
-from attention_contract.schemas.models import ModelInfo, ModelLayer, ModelList
+from attention_contract.schemas.models import LayerGeneration, ModelInfo, ModelLayer, ModelList
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys
 
@@ -250,7 +250,9 @@ def test_models_show_who_is_answered_and_who_waits(capsys):
 
 def test_layers_that_are_alike_are_one_row_of_a_model(capsys):
     full = ModelLayer(layer=0, heads=8, kv_heads=2, head_dim=64, taps=["q", "weights"], edits=["q"])
-    linear = full.model_copy(update={"layer": 3, "kind": "linear", "refused": {"lse": "no softmax"}})
+    generation = LayerGeneration(attention=False, edits=[], refused={"q": "a state"})
+    own = {"layer": 3, "kind": "linear", "refused": {"lse": "no softmax"}, "generation": generation}
+    linear = full.model_copy(update=own)
     layers = [full, full.model_copy(update={"layer": 1}), full.model_copy(update={"layer": 2}), linear]
     reply_tables.show(ModelInfo(id="net", created=1, checkpoint="net", state="resident", layers=layers))
     lines = capsys.readouterr().out.splitlines()
@@ -260,6 +262,7 @@ def test_layers_that_are_alike_are_one_row_of_a_model(capsys):
         ["3", "linear", "tokens", "8", "2", "64"],
     ]
     assert {"taps of 0–2 q, weights", "edits of 3 q", "refused of 3 lse: no softmax"} <= set(lines)
+    assert "refused in a generation of 3 q: a state" in lines
     assert not any(text.startswith("layers ") for text in lines[3:])
     assert max(map(len, lines)) <= 80
 

@@ -81,6 +81,11 @@ def test_a_layer_without_weights_is_listed_with_the_reason():
     assert [layer.layer for layer in reply.layers] == [1]
 
 
+def test_a_layer_of_a_model_that_generates_nothing_has_no_answers_in_generations():
+    assert last_layer("bert").generation is None
+    assert last_layer("llama").generation.attention
+
+
 def test_a_model_that_computes_its_attention_says_what_is_not_seen():
     layer = last_layer("gpt_neo")
     assert layer.taps == ["v", "weights", "context", "output", "mlp", "hidden"]

@@ -305,6 +305,8 @@ def test_a_point_that_there_is_not_is_an_error():
         ("swin", ("attention.0", "hidden"), "edit", "no single state of each token"),
         ("mamba", (0, "mlp"), "read", "adds nothing beside its attention, so it has no mlp"),
         ("mamba", (0, "context"), "generate", "not edited while tokens are generated"),
+        ("mamba", (0, "weights"), "report", "not made token by token"),
+        ("llama", (0, "weights"), "report", None),
     ],
 )
 def test_a_use_of_a_point_is_refused_with_the_reason(kind, point, use, reason):

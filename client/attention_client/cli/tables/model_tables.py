@@ -88,6 +88,9 @@ def described(reply: ModelInfo) -> None:
     for answer in ("taps", "edits", "gradients", "refused"):
         for name, (first, *_) in zip(names, alike, strict=True):
             line({f"{answer} of {name}": getattr(first, answer)})
+    for name, (first, *_) in zip(names, alike, strict=True):
+        if first.generation is not None:
+            line({f"refused in a generation of {name}": first.generation.refused})
     facts(reply, frozenset({"layers"}))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
-from attention_service.models.loaded.model_runner import ModelRunner
+from attention_service.models.loaded.model_runner import ModelRunner, Use
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_taps import GATE, INDEX_SCORES
 from attention_service.models.passes.points import EDITED_EMBEDDINGS, EMBEDDINGS
@@ -18,14 +18,16 @@ _SCORES: Final = frozenset({"scores", "capped_scores", "masked_scores"})
 
 
 def check_edits(
-    runner: ModelRunner, place: AttentionPlace, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits"
-) -> None:
+    runner: ModelRunner, place: AttentionPlace, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits",
+    use: Use = "edit",
+) -> None:  # fmt: skip
     """Raise InvalidRequest if an edit names a missing index or a tap not seen, or has a value that does not fit.
 
-    ``bound``: the attention of the layer over its tokens; ``field``: that of the request in which the edits came.
+    ``bound``: the attention of the layer over its tokens; ``field``: that of the request in which the edits came;
+    ``use``: ``generate`` for edits of the passes that generate.
     """
     for index, edit in enumerate(edits):
-        check_edit(runner, place, edit, bound, f"{field}.{place.key}.{index}")
+        check_edit(runner, place, edit, bound, f"{field}.{place.key}.{index}", use)
 
 
 def check_edits_of_embeddings(
@@ -39,9 +41,11 @@ def check_edits_of_embeddings(
         check_edit_sizes(edit, _state(bound, runner.width(EMBEDDINGS) or 0), param)
 
 
-def check_edit(runner: ModelRunner, place: AttentionPlace, edit: Edit, bound: BoundRequest, param: str) -> None:
+def check_edit(
+    runner: ModelRunner, place: AttentionPlace, edit: Edit, bound: BoundRequest, param: str, use: Use = "edit"
+) -> None:
     """Check one edit, the field ``param``, as ``check_edits`` does."""
-    runner.check_tap(place, edit.tap, "edit", f"{param}.tap")
+    runner.check_tap(place, edit.tap, use, f"{param}.tap")
     _check_finite(edit, param)
     sizes = {"output": _state(bound, place.output_width)}
     if edit.tap in {"mlp", "hidden"}:

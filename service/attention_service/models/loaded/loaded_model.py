@@ -185,6 +185,15 @@ class LoadedModel:
         )
 
     @cached_property
+    def reported(self) -> Mapping[str, AttentionPlace]:
+        """The attentions whose weights come with generated tokens, by layer."""
+        return {
+            key: place
+            for key, place in self.places.items()
+            if self.runner.refuses((place.key, "weights"), "report") is None
+        }
+
+    @cached_property
     def last_states(self) -> LastStates:
         """The way to the last states of its texts, which short runs find when it is first asked for."""
         return find_last_states(self.model, self.reader, self.all_places, self.run)

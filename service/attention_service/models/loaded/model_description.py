@@ -5,7 +5,7 @@ from typing import Any, Final, get_args
 
 from attention_contract.schemas.attention import EditableTap
 from attention_contract.schemas.model_requests import ModelGradient
-from attention_contract.schemas.models import ModelLayer
+from attention_contract.schemas.models import LayerGeneration, ModelLayer
 from attention_contract.schemas.prompts import ModelRan
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.folders.head_kinds import LISTED_CLASSES, LISTED_TENSORS
@@ -66,8 +66,22 @@ def _described(loaded: LoadedModel, place: AttentionPlace) -> ModelLayer:
         head_dim=widths.head_dim if place.taps is None or "v" in place.taps else None,
         taps=taps,
         edits=[tap for tap in get_args(EditableTap) if refuses((place.key, tap), "edit") is None],
+        generation=_generation(loaded, place) if loaded.model.can_generate() else None,
         gradients=[tap for tap in taps if tap in get_args(ModelGradient)],
         refused={tap: why for tap, why in reasons.items() if why is not None and tap not in MODULE_TAPS | {"router"}},
+    )
+
+
+def _generation(loaded: LoadedModel, place: AttentionPlace) -> LayerGeneration:
+    """The answers of an attention while tokens are generated."""
+    refuses = loaded.runner.refuses
+    editable = [tap for tap in get_args(EditableTap) if refuses((place.key, tap), "edit") is None]
+    reasons = {tap: refuses((place.key, tap), "generate") for tap in editable}
+    reasons["attention"] = refuses((place.key, "weights"), "report")
+    return LayerGeneration(
+        attention=reasons["attention"] is None,
+        edits=[tap for tap in editable if reasons[tap] is None],
+        refused={name: reason for name, reason in reasons.items() if reason is not None},
     )
 
 

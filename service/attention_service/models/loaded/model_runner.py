@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import EditableTap
 from attention_contract.schemas.models import LayerTap
 from attention_service.core.tensors import wide
 from attention_service.models.inputs.input_reader import InputReader
@@ -22,7 +23,6 @@ from attention_service.models.loaded.last_states import LastStates
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_hooks import State
-from attention_service.models.passes.module_taps import MODULE_TAPS
 from attention_service.models.passes.points import EMBEDDINGS, TOLD, Point, Points
 from attention_service.models.passes.shared_layers import KeptStates, Resumed, SharedLayers
 
@@ -102,8 +102,8 @@ class RunResult:
 
 EVERY_TAP: Final[tuple[LayerTap, ...]] = tuple(tap for taps in get_args(LayerTap) for tap in get_args(taps))
 """The taps of the layers of all models."""
-Use = Literal["read", "keep", "put", "edit", "generate"]
-"""A use of a point in a run; ``generate``: an edit in the passes that generate."""
+Use = Literal["read", "keep", "put", "edit", "generate", "report"]
+"""A use of a point in a run; of generated tokens, ``generate`` is an edit, and ``report`` a reply about each."""
 
 
 class ModelCall(Protocol):
@@ -138,15 +138,13 @@ class ModelRunner:
         if layer is None or name in {"before", "entering", "embeddings"}:
             return self._refuses_entering(point, use)
         place = self.points.place(layer)
+        if use in {"generate", "report"} and (reason := self._ungenerated(place, name, use)) is not None:
+            return reason
         reason = self.points.refusal(point)
         if reason is None and name in {"mlp", "hidden"} and use in {"edit", "generate"}:
             reason = place.refusal("hidden") or self._unedited(place)
         if reason is not None or name in TOLD:
             return reason
-        if use == "generate" and place.mixes != "attention":
-            return "it mixes tokens by a running state, which is not edited while tokens are generated"
-        if use == "generate" and name in MODULE_TAPS and name in place.beside.names:
-            return f"{name} is not edited while tokens are generated"
         return place.refusal(name)
 
     def _refuses_entering(self, point: Point, use: Use) -> str | None:
@@ -172,11 +170,32 @@ class ModelRunner:
             return "its layer returns no single state of each token, so that mlp and hidden are not edited"
         return None
 
+    def _ungenerated(self, place: AttentionPlace, name: str, use: Use) -> str | None:
+        """The reason for which a use of a layer is one of whole texts alone; None if it is not."""
+        if use == "report":
+            return self._unreported(place)
+        if place.queries == "media":
+            return "it sees the images or sounds of a prompt, and is not edited while tokens are generated"
+        if name in TOLD:
+            return None
+        if place.mixes != "attention":
+            return "it mixes tokens by a running state, which is not edited while tokens are generated"
+        return f"{name} is not edited while tokens are generated" if name in place.beside.names else None
+
+    def _unreported(self, place: AttentionPlace) -> str | None:
+        """The reason for which the weights of a layer do not come with generated tokens; None if they do."""
+        if place.mixes != "attention":
+            return "it has implicit weights, which are those of a whole text, and are not made token by token"
+        own = "target" if self._reader.pairs else "text"
+        return None if place.queries == own else "no generated token attends in it"
+
     def check_tap(self, place: AttentionPlace, tap: str, use: Use, param: str) -> None:
         """Raise InvalidRequest, for the field ``param``, for a tap that has no such use in a layer."""
         if (reason := self.refuses((place.key, tap), use)) is not None:
-            taps = [other for other in EVERY_TAP if self.refuses((place.key, other), use) is None]
-            raise InvalidRequest.at(param, f"layer {place.key}: {reason}; take {', '.join(taps)}")
+            named = EVERY_TAP if use in {"read", "keep", "put"} else get_args(EditableTap)
+            taps = [other for other in named if self.refuses((place.key, other), use) is None]
+            advice = f"take {', '.join(taps)}" if taps else "take another layer"
+            raise InvalidRequest.at(param, f"layer {place.key}: {reason}; {advice}")
 
     def check(self, point: Point, use: Use, param: str, instead: str) -> None:
         """Raise InvalidRequest, for the field ``param``, for a point that has no such use. ``instead``: the advice."""

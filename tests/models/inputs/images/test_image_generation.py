@@ -130,4 +130,4 @@ def test_edits_of_layers_that_see_images_are_refused():
     edits = {"vision.0": [{"tap": "context", "set": 0}]}
     with pytest.raises(InvalidRequest) as fault:
         answered("gemma3", messages(noise()), attention={"edits": edits})
-    assert fault.value.param == "attention.edits"
+    assert fault.value.param == "attention.edits.vision.0.0.tap"

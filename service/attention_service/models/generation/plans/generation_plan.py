@@ -41,11 +41,8 @@ _KEPT: Final = 8
 """Bytes of each number of a recording: as float32, and once more as it is sent."""
 GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponseRequest | TranscriptionRequest
 
-_OF_WHOLE_TEXTS: Final = (
-    "which are those of a whole text, and are not made token by token; leave attention out, and ask for the weights of "
-    "the text (/v1/models/{model}/weights)"
-)
-"""The reason for which implicit weights are not told while tokens are generated."""
+_OF_WHOLE_TEXTS: Final = "leave attention out, and ask for the weights of the text (/v1/models/{model}/weights)"
+"""The advice for a layer whose weights do not come with generated tokens."""
 
 
 class HeardPrompt(NamedTuple):
@@ -254,7 +251,11 @@ def looking_plan(
             "attention.statistic_options.spans", "they are parts of a prompt of text; leave them out"
         )
     if not loaded.places and (look or wanted.keep):
-        raise InvalidRequest.at("attention", f"{loaded.without_attention}, {_OF_WHOLE_TEXTS}")
+        raise InvalidRequest.at(
+            "attention",
+            f"{loaded.without_attention}, which are those of a whole text, and are not made token by token; "
+            f"{_OF_WHOLE_TEXTS}",
+        )
     return GenerationPlan(rows, padding, ends, sampling, look, places, edits, edits_answer, keeps=wanted.keep, **more)
 
 
@@ -359,14 +360,14 @@ def _prompt_tokens(loaded: LoadedModel, given: Any, field: str, *, special: bool
 
 def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPlace]:
     """The layers to tell of: those that attend from generated tokens."""
-    queries = "target" if loaded.reader.pairs else "text"
-    able = {key: place for key, place in loaded.places.items() if place.queries == queries}
+    able = loaded.reported
     names = list(able) if wanted.layers == "all" else [str(layer) for layer in wanted.layers]
     for name in names:
-        if name in loaded.implicit:
-            raise InvalidRequest.at("attention.layers", f"layer {name} has implicit weights, {_OF_WHOLE_TEXTS}")
         if name not in able:
-            raise InvalidRequest.at("attention.layers", f"expected layers among {', '.join(able)}; got {name}")
+            place = loaded.places.get(name) or loaded.implicit.get(name)
+            reason = "there is none" if place is None else loaded.runner.refuses((place.key, "weights"), "report")
+            advice = f"expected layers among {', '.join(able)}" if able else _OF_WHOLE_TEXTS
+            raise InvalidRequest.at("attention.layers", f"layer {name}: {reason}; {advice}")
         check_indices("attention.heads", wanted.heads, able[name].widths.heads, "heads")
     options = wanted.statistic_options
     if CLASS_SHARES in (wanted.statistics or ()) and not (options.token_classes or options.spans):
@@ -400,14 +401,12 @@ def _edits(
             edits_by_layer[name] = _of_embeddings(loaded, wanted, edits, rows, length)
             continue
         place = loaded.places.get(name) or loaded.implicit.get(name)
-        if place is None or place.queries == "media":
+        if place is None:
             known = ", ".join(key_name for key_name, other in loaded.places.items() if other.queries != "media")
             raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
-        check_edits(loaded.runner, place, edits, place.bound(1, length, length), "attention.edits")
+        check_edits(loaded.runner, place, edits, place.bound(1, length, length), "attention.edits", "generate")
         for index, edit in enumerate(edits if wanted.from_ == "answer" else ()):
             _check_answer(loaded, place, edit, f"attention.edits.{name}.{index}")
-        for edit in edits:
-            loaded.runner.check((place.key, edit.tap), "generate", "attention.edits", "edit it in a forward request")
         if place.calls > 1 and any(edit.tensor is not None and edit.tap in {"v", "context"} for edit in edits):
             raise InvalidRequest.at(
                 "attention.edits",

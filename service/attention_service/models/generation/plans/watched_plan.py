@@ -47,10 +47,9 @@ def _of_heads(loaded: LoadedModel, probe: WatchedHeads, wanted: AttentionOfToken
     with fields_named(of=param, layers=param, **{"of.statistics": param}):
         places = plan_features(loaded, FeaturesRequest(of=probe.of)).checked.places
     for place in places:
-        if str(place.key) not in loaded.places or place.queries != _tokens(loaded):
-            raise InvalidRequest.at(
-                param, f"layer {place.key} has no weights of generated tokens, of which the probe reads statistics"
-            )
+        if str(place.key) not in loaded.reported:
+            reason = loaded.runner.refuses((place.key, "weights"), "report")
+            raise InvalidRequest.at(param, f"layer {place.key}: {reason}; the probe reads statistics of its weights")
     numbers = sum(place.widths.heads if probe.of.heads is None else len(probe.of.heads) for place in places)
     width = numbers * len(probe.of.statistics)
     if len(probe.weights) != width:

@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -23,24 +22,16 @@ from attention_contract.schemas.costs.complexity import ComplexityReply, Complex
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
 from attention_service.engine_settings import EngineSettings
-from attention_service.models.server.lens_service import LensService
+from attention_service.models.server.fit_services import FitServices
 from attention_service.models.server.model_service import ModelService
-from attention_service.models.server.probe_service import ProbeService
-from attention_service.models.server.vector_service import VectorService
 from attention_service.modules import store_files
 from attention_service.modules.checkpoints import hub
-from attention_service.modules.fitted_store import LENSES, PROBES, VECTORS, FittedStore
+from attention_service.modules.fitted_store import FittedStores
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
 from attention_service.runtime.device.freed_memory import give_back_freed_memory
-from attention_service.runtime.device.torch_device import (
-    BUDGET_SHARE,
-    Device,
-    free_host_bytes,
-    host_bytes,
-    warm_up,
-)
+from attention_service.runtime.device.torch_device import Device, host_bytes, warm_up
 from attention_service.runtime.operations import complexity, forward, kept_backward
 from attention_service.runtime.operations.complexity.subjects import DeviceMemory
 from attention_service.runtime.operations.questions import QUESTIONS
@@ -70,18 +61,13 @@ class Engine:
         settings = settings or EngineSettings()
         self.device = device
         self.library = Library(root, device.torch)
-        sharing, siblings = 1 if device.is_cuda else settings.replicas, settings.replicas > 1  # a GPU has one process
-        whole = settings.memory_budget
-        budget = (int(BUDGET_SHARE * device.free_bytes()) if whole is None else whole) // sharing
-        self.library.limit = budget
+        siblings = settings.replicas > 1
+        self.library.limit = budget = settings.budget_on(device)
         self.budget = Budget(budget, device.total_bytes, self._resident_bytes, settings.max_queue)
         self.host = self.budget
         """The budget of the host's memory: one of its own beside a GPU."""
         if device.is_cuda:
-            host_budget = settings.host_memory_budget or int(BUDGET_SHARE * free_host_bytes())
-            self.host = Budget(
-                host_budget // settings.replicas, host_bytes(), self._host_bytes, settings.max_queue, OF_HOST
-            )
+            self.host = Budget(settings.budget_of_host(), host_bytes(), self._host_bytes, settings.max_queue, OF_HOST)
         self.entrance = Entrance(self.budget)
         """Before it requests wait with their bodies unread."""
         self.passes = KeptPasses(self.budget)
@@ -99,17 +85,13 @@ class Engine:
         )
         self._recordings = RecordingStore(root, settings.recordings_limit)
         self.recordings = RecordingService(self._recordings, self.runner)
-        self._probes = FittedStore(root, settings.recordings_limit, PROBES)
-        self._vectors = FittedStore(root, settings.recordings_limit, VECTORS)
+        self._fitted = FittedStores(root, settings.recordings_limit)
         self.models = ModelService(
             root, self.runner, self.recordings, settings.model_idle_s, settings.stuck_s, siblings=siblings,
-            spare=settings.spare_model_process, prefixes=settings.prefixes, probes=self._probes, vectors=self._vectors,
+            spare=settings.spare_model_process, prefixes=settings.prefixes, fitted=self._fitted,
         )  # fmt: skip
         """Whole models, each in a process of its own."""
-        self._lenses = FittedStore(root, settings.recordings_limit, LENSES)
-        self.lenses = LensService(self._lenses, self.models, self.runner)
-        self.probes = ProbeService(self._probes, self.models, self.runner)
-        self.vectors = VectorService(self._vectors, self.models, self.runner)
+        self.fits = FitServices(self._fitted, self.models, self.runner)
         self.analyses = AnalysisService(self.library, self.runner)
         page_bytes = int(settings.session_share * budget)
         self.sessions = LiveSessions(
@@ -126,11 +108,6 @@ class Engine:
         """The part of its life that it is in."""
         return self.runner.state
 
-    @property
-    def fits(self) -> Sequence[Sized]:
-        """Return the fits on their way, by their kind."""
-        return self.lenses.fits, self.probes.fits, self.vectors.fits
-
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
@@ -138,9 +115,7 @@ class Engine:
         try:
             report(await self.runner.in_thread(self.library.load))
             await self.runner.in_thread(self._recordings.clean)
-            await self.runner.in_thread(self._lenses.clean)
-            await self.runner.in_thread(self._probes.clean)
-            await self.runner.in_thread(self._vectors.clean)
+            await self.runner.in_thread(self._fitted.clean)
             await self.runner.in_thread(partial(hub.clean, self.library.root))
             await self.runner.in_thread(partial(store_files.clean, self.library.root))
             await self.runner.in_thread(self.predictions.load)
@@ -167,9 +142,7 @@ class Engine:
         self.passes.clear()
         self.modules.fetches.stop()
         self._follower.cancel()
-        await self.lenses.fits.stop()
-        await self.probes.stop()
-        await self.vectors.fits.stop()
+        await self.fits.stop()
         await self.models.stop()
         await self.executor.stop()
         self.predictions.settle()

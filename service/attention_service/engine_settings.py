@@ -1,8 +1,9 @@
-"""The settings of one engine. Those of the server have the same meaning, and partly other defaults."""
+"""The settings of one engine, and its budgets. Those of the server have the same meaning, and partly other defaults."""
 
 from dataclasses import dataclass
 
 from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes
+from attention_service.runtime.device.torch_device import BUDGET_SHARE, Device, free_host_bytes
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S
 
 
@@ -42,3 +43,12 @@ class EngineSettings:
     """True to keep a process ready for the next whole model."""
     prefixes: KeptPrefixes = NO_PREFIXES
     """The part of texts that have ended that each whole model keeps."""
+
+    def budget_on(self, device: Device) -> int:
+        """Bytes of the device for one process. Processes share the host, and a GPU has one."""
+        whole = int(BUDGET_SHARE * device.free_bytes()) if self.memory_budget is None else self.memory_budget
+        return whole if device.is_cuda else whole // self.replicas
+
+    def budget_of_host(self) -> int:
+        """Bytes of the host for one process beside a GPU."""
+        return (self.host_memory_budget or int(BUDGET_SHARE * free_host_bytes())) // self.replicas

@@ -77,7 +77,7 @@ class DrainingServer(TickingServer):
         engine: Engine | None = getattr(self.config.app.state, "engine", None)  # type: ignore[union-attr]
         if engine is None or engine.state == "loading":
             return 1
-        return len(engine.modules.fetches.under_way()) + sum(map(len, engine.fits))
+        return len(engine.modules.fetches.under_way()) + len(engine.fits)
 
     async def on_tick(self, counter: int) -> bool:
         """Renew the date of replies, and stop the server if nobody has asked it for long enough."""

@@ -191,6 +191,21 @@ class FittedStore(Generic[InfoT]):
         return self.kind.info(**facts.model_dump(), id=path.stem, bytes=_bytes(path))
 
 
+class FittedStores:
+    """The stores of all kinds under one root, each with a limit of its own."""
+
+    def __init__(self, root: Path, limit: int) -> None:
+        self.lenses = FittedStore(root, limit, LENSES)
+        self.probes = FittedStore(root, limit, PROBES)
+        self.vectors = FittedStore(root, limit, VECTORS)
+
+    def clean(self) -> None:
+        """Remove the leftovers of crashes."""
+        self.lenses.clean()
+        self.probes.clean()
+        self.vectors.clean()
+
+
 def arrays_by_layer(path: Path, prefix: str) -> dict[str, NDArray[Any]]:
     """The arrays ``[d]`` of a stored probe or steering vector by what follows ``prefix``. Raises what the file does."""
     with open_tensors(path, framework="np") as file:

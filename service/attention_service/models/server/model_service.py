@@ -23,8 +23,6 @@ from attention_contract.errors import (
     Overloaded,
     Stuck,
 )
-from attention_contract.schemas.analyses.probes import ProbeInfo
-from attention_contract.schemas.analyses.vectors import VectorInfo
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.openai import (
     ChatCompletionRequest,
@@ -52,7 +50,7 @@ from attention_service.models.server.model_question import Question, WrittenRepl
 from attention_service.models.server.resident_model import ResidentModel
 from attention_service.models.server.spare_process import SpareProcess
 from attention_service.models.server.unread_events import UnreadEvents
-from attention_service.modules.fitted_store import FittedStore
+from attention_service.modules.fitted_store import FittedStores
 from attention_service.runtime.callers import caller
 from attention_service.runtime.planning.prediction_accuracy import TimedRun
 from attention_service.runtime.request_timing import ModelRun, note_run
@@ -86,15 +84,14 @@ class ModelService:
         siblings: bool = False,
         spare: bool = False,
         prefixes: KeptPrefixes = NO_PREFIXES,
-        probes: FittedStore[ProbeInfo],
-        vectors: FittedStore[VectorInfo],
+        fitted: FittedStores,
     ) -> None:
         """``siblings``: other processes answer for the same models. ``spare``: keep a process for the next load."""
         self._root = root
         self._runner = runner
         self._recordings = recordings
         self._siblings = siblings
-        self.fits = FitsInRequests(runner, probes, vectors)
+        self.fits = FitsInRequests(runner, fitted.probes, fitted.vectors)
         """The stored probes and vectors that requests name."""
         self.environment = ModelEnvironment(runner.device, ModelMemory(runner.budget), idle_s, stuck_s, prefixes)
         self._spare = SpareProcess(self.environment) if spare and model_catalogue.has_transformers() else None

@@ -15,7 +15,7 @@ from attention_contract.tensors import Encoding, Untyped, encode
 
 AT_ONCE: Final = 2**20
 """Bytes of tensors in a reply whose text is made at once; that of more is made while it is sent."""
-_PLAIN: Final = frozenset({str, bool, type(None)})
+_SCALAR_TYPES: Final = frozenset({str, bool, type(None)})
 _TENSORLESS: Final = frozenset({str, bool, int, float, tuple, type(None)})
 """Types of items that hold no tensors; a list may have hundreds of thousands."""
 _SHORT_LISTS: Final = frozenset({list, tuple, type(None)})
@@ -113,7 +113,7 @@ def are_plain(items: Sequence[Any]) -> bool:
     if kinds <= _SHORT_LISTS:
         items = [*chain.from_iterable(filter(None, items))]
         kinds = set(map(type, items))
-    return kinds <= _PLAIN or (kinds == {int} and min(items) >= -(2**63) and max(items) < 2**64)
+    return kinds <= _SCALAR_TYPES or (kinds == {int} and min(items) >= -(2**63) and max(items) < 2**64)
 
 
 def plain_scalar(value: Any) -> Any:

@@ -224,7 +224,7 @@ Mask = Annotated[
 # ── normalizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-_NAMED = ConfigDict(json_schema_extra={"required": ["name"]})
+_REQUIRES_NAME = ConfigDict(json_schema_extra={"required": ["name"]})
 """The name field of all but the softmax, so that options without a name fit one schema of the union."""
 
 
@@ -244,7 +244,7 @@ class Softmax(WireModel):
 class Sigmoid(WireModel):
     """sigmoid(s / temperature + bias), each key for itself: the weights of a query need not sum to 1."""
 
-    model_config = _NAMED
+    model_config = _REQUIRES_NAME
 
     name: Literal["sigmoid"] = "sigmoid"
     bias: float | None = Field(default=None, allow_inf_nan=False)
@@ -258,7 +258,7 @@ class Sigmoid(WireModel):
 class Sparsemax(WireModel):
     """The distribution nearest to s / temperature: the weights sum to 1, and those of low scores are exactly 0."""
 
-    model_config = _NAMED
+    model_config = _REQUIRES_NAME
 
     name: Literal["sparsemax"] = "sparsemax"
     temperature: Constant = 1.0
@@ -269,7 +269,7 @@ class Sparsemax(WireModel):
 class Entmax15(WireModel):
     """1.5-entmax of s / temperature, between softmax and sparsemax: sums to 1, low scores get exactly 0."""
 
-    model_config = _NAMED
+    model_config = _REQUIRES_NAME
 
     name: Literal["entmax15"] = "entmax15"
     temperature: Constant = 1.0
@@ -308,7 +308,7 @@ class Linear(WireModel):
     - ``gated_delta``: as ``delta``, with g_j S_{j−1} for S_{j−1} (Yang et al. 2025)
     """
 
-    model_config = _NAMED
+    model_config = _REQUIRES_NAME
 
     name: Literal["linear"] = "linear"
     features: Literal["elu", "relu", "identity", "l2"] | None = None
@@ -355,7 +355,7 @@ class Performer(WireModel):
     An unbiased estimate of each exp(score) whose error falls as 1/√features. Without masks or with ``causal`` alone.
     """
 
-    model_config = _NAMED
+    model_config = _REQUIRES_NAME
 
     name: Literal["performer"] = "performer"
     features: int | None = Field(default=None, ge=1, le=2**16)
@@ -389,7 +389,7 @@ class Nystrom(WireModel):
     landmarks as queries and keys it is exact.
     """
 
-    model_config = _NAMED
+    model_config = _REQUIRES_NAME
 
     name: Literal["nystrom"] = "nystrom"
     landmarks: int = Field(default=64, ge=1, le=4096)

@@ -44,7 +44,7 @@ MAX_BYTES: Final = 2**63 - 1
 
 _EMPTY: Final = {"float": "float64", "mask": "float64", "int": "int64", "bool": "bool"}
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_NAME_OF_DTYPE: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Untyped(np.ndarray[Any, Any]):
@@ -66,7 +66,7 @@ class TensorFault(ValueError):
 
 def dtype_name(array: NDArray[Any]) -> str:
     """The wire's name of an array's dtype. Raises TensorFault for one that the wire does not carry."""
-    name = _NAMES.get(array.dtype) or _NAMES.get(array.dtype.newbyteorder("<"))
+    name = _NAME_OF_DTYPE.get(array.dtype) or _NAME_OF_DTYPE.get(array.dtype.newbyteorder("<"))
     if name is None:
         raise TensorFault(f"dtype {array.dtype} cannot be sent; expected one of {', '.join(DTYPES)}")
     return name
@@ -203,10 +203,10 @@ def typed(numbers: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -
     """Numbers of JSON, row by row, as a tensor of a dtype. Raises TensorFault where one of them does not fit it."""
     if numbers.size and dtype.kind in "bi":
         if numbers.dtype.kind != dtype.kind or _outside(numbers, dtype):
-            raise TensorFault(f"data does not fit dtype {_NAMES[dtype]}")
+            raise TensorFault(f"data does not fit dtype {_NAME_OF_DTYPE[dtype]}")
     elif numbers.size and numbers.dtype.kind == "b":
-        raise TensorFault(f"data is true and false; expected numbers for dtype {_NAMES[dtype]}")
-    return cast(numbers, _NAMES[dtype]).reshape(shape)
+        raise TensorFault(f"data is true and false; expected numbers for dtype {_NAME_OF_DTYPE[dtype]}")
+    return cast(numbers, _NAME_OF_DTYPE[dtype]).reshape(shape)
 
 
 def _outside(numbers: NDArray[Any], dtype: np.dtype[Any]) -> bool:
@@ -222,7 +222,7 @@ def _from_base64(text: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDA
     expected = math.prod(shape) * dtype.itemsize
     if len(text) != -(-expected // 3) * 4:
         raise TensorFault(
-            f"shape {list(shape)} of {_NAMES[dtype]} takes {expected} bytes, which are {-(-expected // 3) * 4} "
+            f"shape {list(shape)} of {_NAME_OF_DTYPE[dtype]} takes {expected} bytes, which are {-(-expected // 3) * 4} "
             f"characters of base64 with the padding; got {len(text)}"
         )
     try:
@@ -239,7 +239,7 @@ def from_buffer(data: bytes | bytearray | memoryview, dtype: np.dtype[Any], shap
     """
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
-        raise TensorFault(f"shape {list(shape)} of {_NAMES[dtype]} takes {expected} bytes, got {len(data)}")
+        raise TensorFault(f"shape {list(shape)} of {_NAME_OF_DTYPE[dtype]} takes {expected} bytes, got {len(data)}")
     if dtype.kind == "b":
         raw = np.frombuffer(data, np.uint8)
         if raw.size and raw.max() > 1:

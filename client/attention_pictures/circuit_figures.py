@@ -23,7 +23,7 @@ _NARROW_IN = 4.5
 """The width below which the legend stands below its chart."""
 _MOST_NAMED = 16
 """Lines of one chart that a legend names."""
-_LEAST = 1e-7
+_MIN_SINGULAR_VALUE = 1e-7
 """The smallest singular value that is drawn, as a share of the largest: float32 parameters have no smaller ones."""
 
 
@@ -80,7 +80,7 @@ def _chart(axes: Axes, title: str, lines: list[tuple[str, Numbers]], options: Pi
     places = np.linspace(low, high, max(len(lines), 2))
     largest = max((float(values.max(initial=0)) for _, values in lines), default=0.0) or 1.0
     for (name, values), place in zip(lines, places, strict=False):
-        shown = np.where(values > largest * _LEAST, values, np.nan)
+        shown = np.where(values > largest * _MIN_SINGULAR_VALUE, values, np.nan)
         at = np.arange(1, len(shown) + 1)
         axes.plot(at, shown, color=colours(float(place)), linewidth=1, label=name, marker="." if len(at) < 33 else None)
     if options.scale != "linear":

@@ -11,7 +11,7 @@ from attention_pictures.figure_style import NO_VALUE
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.sign_colours import DIVERGING_SCALES
 
-_NAMES: Final = {"rdbu": "RdBu_r", "puor": "PuOr_r", "brbg": "BrBG_r"}
+_MATPLOTLIB_NAMES: Final = {"rdbu": "RdBu_r", "puor": "PuOr_r", "brbg": "BrBG_r"}
 """Matplotlib's names, where they are others."""
 _SKEWED: Final = 50
 """The ratio of the largest to the median number from which ``auto`` is logarithmic."""
@@ -24,7 +24,7 @@ def palette(options: PictureOptions, *, signed: bool = False) -> Colormap:
     name: str = "blue_orange" if signed else "viridis"
     if options.palette in (DIVERGING if signed else SEQUENTIAL):
         name = str(options.palette)
-    colours = _blue_orange(options.theme) if name == "blue_orange" else colormaps[_NAMES.get(name, name)]
+    colours = _blue_orange(options.theme) if name == "blue_orange" else colormaps[_MATPLOTLIB_NAMES.get(name, name)]
     return colours.with_extremes(bad=NO_VALUE[options.theme])
 
 

@@ -15,7 +15,7 @@ from attention_client.conversion.model_classes import ClassMatch, matched_class,
 from attention_client.conversion.stored_tensors import ConversionError, read_tensors, tensor_files
 from attention_client.conversion.vocabulary_files import write_tokenizer
 
-_LISTED: Final = 40
+_NAMES_IN_LINE: Final = 40
 """Names in one line."""
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -142,5 +142,5 @@ def _own_output(model: Any, states: Mapping[str, Tensor]) -> bool:
 
 
 def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    more = f" and {len(names) - _NAMES_IN_LINE} more" if len(names) > _NAMES_IN_LINE else ""
+    return ", ".join(names[:_NAMES_IN_LINE]) + more

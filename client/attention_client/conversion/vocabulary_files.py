@@ -27,7 +27,7 @@ _ROLES: Final = {
 """The texts that stand for each special token."""
 _PIECE: Final = "##"
 _BRACKETS: Final = re.compile(r"\[[^\[\]\s]+\]")
-_NAMES: Final = re.compile(r"\[[A-Za-z_]{2,}\d*\]|<[^<>\s]+>")
+_SPECIAL_NAME: Final = re.compile(r"\[[A-Za-z_]{2,}\d*\]|<[^<>\s]+>")
 _MAX_TOKENS: Final = 10_000_000
 
 
@@ -126,4 +126,4 @@ def _longest(words: Sequence[str]) -> str:
 
 def _is_special(token: str) -> bool:
     """True for a token in brackets that names something, such as [HUMAN]."""
-    return _NAMES.fullmatch(token) is not None
+    return _SPECIAL_NAME.fullmatch(token) is not None

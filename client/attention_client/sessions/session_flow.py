@@ -60,7 +60,7 @@ def _together(call: Call[ReplyT], affinity: str) -> Call[ReplyT]:
 _OPEN = _repeatable(operations.open_session)
 _FORK = _repeatable(operations.fork_session)
 """A session or a fork whose reply was lost expires."""
-_STEP = _repeatable(operations.step_session)
+_STEP_CALL = _repeatable(operations.step_session)
 """A step has an id of its own."""
 _CLOSE = _repeatable(operations.delete_session)
 """One that is gone already is closed."""
@@ -88,7 +88,7 @@ class SessionFlow:
         named = {"step": request.step or uuid4().hex}
 
         def make_call() -> Call[StepReply]:
-            return replace(call, operation=_STEP, request=request.model_copy(update={"at": self.length, **named}))
+            return replace(call, operation=_STEP_CALL, request=request.model_copy(update={"at": self.length, **named}))
 
         try:
             reply: StepReply = yield from self._alive(make_call)
@@ -200,7 +200,7 @@ class SessionFlow:
     def _again(self, change: Change, length: int, options: CallOptions) -> Call[Any]:
         if isinstance(change, StepRequest):
             request = change.model_copy(update={"at": length, "step": uuid4().hex})
-            return self._own(Call(_STEP, request=request, options=options))
+            return self._own(Call(_STEP_CALL, request=request, options=options))
         reorders = isinstance(change, ReorderSession)
         operation = operations.reorder_session if reorders else operations.truncate_session
         return self._own(Call(operation, request=change, options=options))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.lenses import LensMatrices
 
-_LARGEST: Final = float(torch.finfo(torch.float16).max)
+_MAX_FLOAT16: Final = float(torch.finfo(torch.float16).max)
 
 
 def read_published_lens(path: str | Path) -> dict[str, NDArray[np.float32]]:
@@ -36,8 +36,8 @@ def read_published_lens(path: str | Path) -> dict[str, NDArray[np.float32]]:
 
 def write_published_lens(path: str | Path, lens: LensMatrices) -> None:
     """Write a fitted lens in the published form. Raises InvalidRequest for numbers that float16 does not have."""
-    if any(np.abs(matrix).max(initial=0) > _LARGEST for matrix in lens.jacobians.values()):
-        raise InvalidRequest.at("lens", f"the form holds float16, up to {_LARGEST}; the lens has larger numbers")
+    if any(np.abs(matrix).max(initial=0) > _MAX_FLOAT16 for matrix in lens.jacobians.values()):
+        raise InvalidRequest.at("lens", f"the form holds float16, up to {_MAX_FLOAT16}; the lens has larger numbers")
     matrices = {int(layer): torch.from_numpy(np.array(matrix)).half() for layer, matrix in lens.jacobians.items()}
     content = {"J": matrices, "source_layers": sorted(matrices), "n_prompts": lens.texts, "d_model": lens.width}
     torch.save(content, path)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attention_contract.schemas.costs.sweeps import Sweep
 
 
-_NAMED: Final = {"labels": "keys", "query_labels": "queries", "heads": "heads", "sweep": "sweep"}
+_NAME_ARGUMENTS: Final = {"labels": "keys", "query_labels": "queries", "heads": "heads", "sweep": "sweep"}
 """The arguments of ``plot`` that name what a picture shows, and their fields of ``Names``."""
 
 
@@ -49,7 +49,7 @@ class DrawableReply(WireModel):
         for name in [name for name in given if name not in used]:
             of = f"the view {options.view} of {type(self).__name__}" if options.view else type(self).__name__
             raise InvalidRequest.at(name, f"a picture of {of} shows no {name}; leave it out")
-        stated: dict[str, Any] = {_NAMED[name]: value for name, value in given.items()}
+        stated: dict[str, Any] = {_NAME_ARGUMENTS[name]: value for name, value in given.items()}
         stated |= {{"keys": "columns", "queries": "rows"}[name]: None for name in stated.keys() & {"keys", "queries"}}
         names = replace(self.request_names, **stated)
         drawing = drawing_module("figures")

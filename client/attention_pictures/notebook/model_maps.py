@@ -28,7 +28,7 @@ from attention_pictures.statistic_tables import named
 
 _OF_PAIRS: Final = ("weights", "scores", "capped_scores", "masked_scores")
 """Taps with a number for each query and key."""
-_BYTES: Final = 1024**2
+_MIB: Final = 1024**2
 _BESIDE_TEXT: Final = MOST_NUMBERS * 2 // 3
 """Numbers of the maps that stand beside a thousand tokens or a table."""
 
@@ -116,11 +116,11 @@ def complexity_html(reply: ModelComplexityReply) -> str:
     """A table of the passes and their costs."""
     passes = [(name, cost) for name in type(reply).model_fields if isinstance(cost := getattr(reply, name), PassCost)]
     rows = [
-        (name.replace("_", " "), f"{cost.flops:.3g}", f"{cost.bytes / _BYTES:.4g}", f"{cost.peak_bytes / _BYTES:.4g}",
+        (name.replace("_", " "), f"{cost.flops:.3g}", f"{cost.bytes / _MIB:.4g}", f"{cost.peak_bytes / _MIB:.4g}",
          f"{cost.predicted_ms:.3g} ({cost.predicted_low_ms:.3g} to {cost.predicted_high_ms:.3g})")
         for name, cost in passes
     ]  # fmt: skip
-    caption = f"Cost of {reply.model}: {reply.parameters:,} parameters, {reply.parameter_bytes / _BYTES:.4g} MiB"
+    caption = f"Cost of {reply.model}: {reply.parameters:,} parameters, {reply.parameter_bytes / _MIB:.4g} MiB"
     return table_html(caption, ("pass", "FLOPs", "MiB moved", "peak MiB", "predicted ms"), rows)
 
 

@@ -37,7 +37,7 @@ PIECE = 2**22
 """Bytes of a piece: long enough for the bus to be at its full rate, short beside a body that is worth the trouble."""
 MOST_PINNED = 2**26
 """Bytes that one copy pins."""
-_NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_NAME_OF_TORCH_DTYPE: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _ALLOCATE: ContextVar[Callable[[Sequence[int], torch.dtype], Tensor | None] | None] = ContextVar(
     "allocate", default=None
 )
@@ -48,7 +48,7 @@ _USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 def torch_dtype_name(dtype: torch.dtype) -> str:
     """Return the wire's name of a torch dtype. Raises KeyError for a dtype without one."""
-    return _NAMES[dtype]
+    return _NAME_OF_TORCH_DTYPE[dtype]
 
 
 def to_torch(array: NDArray[Any]) -> Tensor:

@@ -11,7 +11,7 @@ from attention_contract.schemas.analyses.circuits import CircuitPart
 from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.cost.clock import Rates
 
-_BYTES = 8
+_FLOAT64_BYTES = 8
 _DECOMPOSITION_COPIES = 4
 """Copies of a matrix that its decomposition holds: as float64, by columns, the workspace and the factor."""
 _SMALL = 12
@@ -73,7 +73,7 @@ class CircuitWork:
             writers = 2 * inner * (ov[0] + ov[1]) + 2 * inner * ov[2]
             at_once += [writers + _thin(reader) + 4 * reader[2] * inner for reader in self.readers]
             kept += 3 * self.heads * self.later.heads
-        return _BYTES * (max(at_once, default=0) + 2 * kept)  # kept results are stacked once, which copies them
+        return _FLOAT64_BYTES * (max(at_once, default=0) + 2 * kept)  # kept results are stacked once, which copies them
 
     def seconds(self, rates: Rates) -> float:
         """Seconds of one request, by a device's rates."""

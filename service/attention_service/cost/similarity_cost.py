@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from attention_service.core.inspection.similarity import ELEMENTS, FEATURES, GROUP, groups
 from attention_service.cost.clock import Rates
 
-_BYTES = 8
+_FLOAT64_BYTES = 8
 _FLOPS = 5
 """FLOPs of each key of a row of a pair: add, halve, logarithm, multiply, add."""
 _MOVED = 28
@@ -48,12 +48,12 @@ class SimilarityWork:
         kept = 4 * len(self.left) * len(self.right)
         if not self.features:
             row = max(*self.left, *self.right) * max(len(self.left), len(self.right))
-            return _BYTES * (_WEIGHT_TILES * max(row, min(ELEMENTS, self.rows * row)) + kept)
+            return _FLOAT64_BYTES * (_WEIGHT_TILES * max(row, min(ELEMENTS, self.rows * row)) + kept)
         columns = [width for side in self._columns for width in side]
         widest = max(columns)
         tile = max(width * min(self.rows, max(1, FEATURES // max(width, GROUP))) for width in columns)
         means = sum(self.left) + sum(self.right)
-        return _BYTES * (_FEATURE_TILES * tile + 2 * widest**2 + means + kept)
+        return _FLOAT64_BYTES * (_FEATURE_TILES * tile + 2 * widest**2 + means + kept)
 
     def seconds(self, rates: Rates) -> float:
         """Seconds of the comparison, by a device's rates."""
@@ -63,7 +63,7 @@ class SimilarityWork:
             return self.flops / (_PRODUCT_RATE * rates.flops_per_s) + starts * rates.overhead_s
         tiles = -(-self.rows * max(self.left) * max(len(self.left), len(self.right)) // ELEMENTS)
         starts = _STARTS_OF_A_PART * tiles * parts
-        return _BYTES * _MOVED * self._elements / rates.bytes_per_s + starts * rates.overhead_s
+        return _FLOAT64_BYTES * _MOVED * self._elements / rates.bytes_per_s + starts * rates.overhead_s
 
     @property
     def _columns(self) -> tuple[list[int], list[int]]:

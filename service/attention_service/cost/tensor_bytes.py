@@ -9,7 +9,7 @@ from attention_service.cost.attention import SizedAttention
 
 _TOKEN_TENSORS = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
 """Tensors with numbers for each token, in the dtype of the computation."""
-_STATES = ("initial_state", "initial_normalizer")
+_RUNNING_STATES = ("initial_state", "initial_normalizer")
 """The beginning of a running state, in float32 or wider."""
 
 
@@ -35,7 +35,7 @@ def kv_cache_bytes(x: SizedAttention) -> int:
 
 def input_bytes(x: SizedAttention) -> int:
     """The request's tensors in the dtype that is computed in, with what the spec of raw attention learns."""
-    itemsize = dict.fromkeys(_TOKEN_TENSORS, x.itemsize) | dict.fromkeys(_STATES, max(x.itemsize, 4))
+    itemsize = dict.fromkeys(_TOKEN_TENSORS, x.itemsize) | dict.fromkeys(_RUNNING_STATES, max(x.itemsize, 4))
     sent = sum(array.size * itemsize.get(name, 0) for name, array in x.arrays.items())
     learned = parameter_count(x) if x.sizes is None else 0
     mask = prod(x.mask_shape) * (1 if x.bool_mask else x.itemsize) if x.mask_shape else 0

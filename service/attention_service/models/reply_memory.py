@@ -23,9 +23,9 @@ from torch import Tensor
 
 from attention_service.models.worker_messages import Piece
 
-_LEAST: Final = 2**16
+_MIN_LEFT_BYTES: Final = 2**16
 """Bytes of a piece from which on it is left in the memory."""
-_STEP: Final = 2**12
+_STEP_BYTES: Final = 2**12
 _INLINE: Final = -1
 Place = tuple[int, int]
 """The bytes of a piece of a reply, and the position in the memory at which it lies; _INLINE in the message itself."""
@@ -58,7 +58,7 @@ class ReplyMemory:
     def cut(self, size: int) -> None:
         """Free its pages beyond so many bytes. Only while it is free."""
         if self.bytes > size:
-            self.bytes = -(-size // _STEP) * _STEP
+            self.bytes = -(-size // _STEP_BYTES) * _STEP_BYTES
             os.ftruncate(self.file, self.bytes)
 
     def forget(self) -> None:
@@ -70,7 +70,7 @@ class ReplyMemory:
         end = max((place + size for size, place in places if place != _INLINE), default=0)
         if not end:  # all of it came through the pipe; the file may be empty
             return pieces_of_body(places, body)
-        self.bytes = max(self.bytes, -(-end // _STEP) * _STEP)
+        self.bytes = max(self.bytes, -(-end // _STEP_BYTES) * _STEP_BYTES)
         if self._map is None or len(self._map) < end:
             self._map = mmap.mmap(self.file, 0, prot=mmap.PROT_READ)
         lent = np.frombuffer(self._map, np.uint8)
@@ -108,7 +108,7 @@ class ReplySpace:
         """Take it for a reply of at most so many bytes."""
         if self._file is None:
             return
-        size = max(-(-size // _STEP), 1) * _STEP  # nothing cannot be mapped
+        size = max(-(-size // _STEP_BYTES), 1) * _STEP_BYTES  # nothing cannot be mapped
         if self._map is None or len(self._map) < size:
             os.ftruncate(self._file, size)
             self._map = mmap.mmap(self._file, size)
@@ -129,14 +129,14 @@ class ReplySpace:
         places: list[Place] = []
         inline: list[Piece] = []
         for piece in pieces:
-            place = None if len(piece) < _LEAST else self._place_of(piece)
+            place = None if len(piece) < _MIN_LEFT_BYTES else self._place_of(piece)
             places.append((len(piece), _INLINE if place is None else place))
             if place is None:
                 inline.append(piece)
         return places, inline
 
     def _take(self, size: int) -> int | None:
-        if self._map is None or size < _LEAST or self._end + size > len(self._map):
+        if self._map is None or size < _MIN_LEFT_BYTES or self._end + size > len(self._map):
             return None
         place, self._end = self._end, -(-(self._end + size) // 64) * 64
         return place

@@ -26,7 +26,7 @@ from attention_service.modules.store_files import reason, refusal
 
 RETRY_S = 30.0
 """Seconds after which modules that were set aside are tried again although their files are unchanged."""
-_LISTED = 10
+_NAMES_IN_MESSAGE = 10
 Problems = list[str]
 """Modules that could not be loaded, one sentence each."""
 Modules = list[Module]
@@ -289,8 +289,8 @@ class Library:
         names = sorted(self._snapshot())
         if not names:
             return "there is none; create or import one"
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        return f"there are {', '.join(names[:_LISTED])}{more}"
+        more = f" and {len(names) - _NAMES_IN_MESSAGE} more" if len(names) > _NAMES_IN_MESSAGE else ""
+        return f"there are {', '.join(names[:_NAMES_IN_MESSAGE])}{more}"
 
     @contextmanager
     def _changing(self, name: str) -> Iterator[None]:

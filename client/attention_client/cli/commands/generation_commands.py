@@ -94,7 +94,7 @@ _OPTIONS: Final = _SAMPLING | _ATTENTION
 _CHAT_OPTIONS: Final = _OPTIONS | options_of(ChatCompletionRequest, only={"chat_template_kwargs"})
 _TOP_K: Final = 8
 """Keys of each head that are asked for: their mean names the tokens that many heads share."""
-_NAMED: Final = 3
+_KEYS_IN_LINE: Final = 3
 """Keys that one line names."""
 _ID: Final = 6
 """Characters that name a probe in a line."""
@@ -286,5 +286,5 @@ def _looked(token: GeneratedToken, tokens: Sequence[str], heads: Sequence[int] |
 
 
 def _named(weights: dict[int, float], tokens: Sequence[str]) -> str:
-    largest: Any = sorted(weights, key=lambda key: -weights[key])[:_NAMED]
+    largest: Any = sorted(weights, key=lambda key: -weights[key])[:_KEYS_IN_LINE]
     return "  ".join(f"{tokens[key] if key < len(tokens) else key} ({weights[key]:.2f})" for key in largest)

@@ -13,11 +13,11 @@ from attention_contract.schemas.analyses.lenses import LayerLens, LensPart, Lens
 
 _ACROSS: Final = 8
 """Tokens of one block of columns."""
-_LARGEST: Final = 20
+_MAX_HEADS: Final = 20
 """Heads that a table has, those that contribute most."""
 _NOTHING: Final = 1e-4
 """A contribution that is only rounding."""
-_NAMED: Final = 3
+_TOKENS_IN_ROW: Final = 3
 """Tokens that the row of a head names."""
 
 
@@ -62,16 +62,16 @@ def _parts(reply: ModelLensReply, text: int | None) -> None:
         for head in range(len(top if targets is None else targets)):
             row = {"head": head_name(layer.layer, head)}
             if top is not None:
-                row["adds most to"] = _best(reply, top[head, -1], _NAMED)
+                row["adds most to"] = _best(reply, top[head, -1], _TOKENS_IN_ROW)
             size = float(_of(reading.top.logits, text)[head, -1, 0]) if reading.top is not None else 0.0
             if targets is not None:
                 row |= _numbers(names, targets[head, -1])
                 size = float(np.abs(targets[head, -1]).max())
             rows.append((size, row))
     rows.sort(key=lambda pair: -pair[0])
-    table(row for _, row in rows[:_LARGEST])
-    if len(rows) > _LARGEST:
-        print_out(f"… and {len(rows) - _LARGEST} heads that add less; --json gives all of them", "dim")
+    table(row for _, row in rows[:_MAX_HEADS])
+    if len(rows) > _MAX_HEADS:
+        print_out(f"… and {len(rows) - _MAX_HEADS} heads that add less; --json gives all of them", "dim")
     if (rest := reply.rest) is None or reply.logits is None:
         return
     print_out("")

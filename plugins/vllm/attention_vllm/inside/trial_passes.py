@@ -15,7 +15,7 @@ from attention_vllm.pass_observer import PassObserver
 ALONE, LONG, SHORT = "_attention_alone", "_attention_long", "_attention_short"
 """The requests of the trial."""
 TOKENS: Final = {ALONE: 40, LONG: 40, SHORT: 25}
-_LEAST: Final = 8
+_MIN_TOKENS: Final = 8
 
 
 def refused_by_trial(worker: Any, observer: PassObserver) -> str | None:
@@ -26,8 +26,8 @@ def refused_by_trial(worker: Any, observer: PassObserver) -> str | None:
     lengths = {ALONE: min(TOKENS[ALONE], most)}
     if together:
         lengths |= {name: min(TOKENS[name], most * TOKENS[name] // 65) for name in (LONG, SHORT)}
-    if min(lengths.values()) < _LEAST:
-        return f"the self-test needs passes of {2 * _LEAST} tokens and more"
+    if min(lengths.values()) < _MIN_TOKENS:
+        return f"the self-test needs passes of {2 * _MIN_TOKENS} tokens and more"
     observer.trial = trial = KernelTrial(frozenset(lengths))
     try:
         _run(worker, lengths)

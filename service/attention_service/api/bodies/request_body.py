@@ -45,7 +45,7 @@ _INLINE_PARTS: Final = 2**12
 """Limits for larger JSON with few lists and strings, which parse slower than numbers: bytes, and their number."""
 _COPIED: Final = 2**16
 """Up to this size a body is copied into a writable buffer, which torch prefers."""
-_STEP: Final = 2**20
+_BYTES_AT_ONCE: Final = 2**20
 """Bytes that are decompressed at a time. Between two steps they are counted, and other requests run."""
 _PAGE: Final = 2**21
 """Bytes of a body for which memory is taken at a time, the size of a huge page."""
@@ -262,7 +262,7 @@ def _inflate(body: memoryview, coding: str, wbits: int) -> Iterator[tuple[int, b
         while not member.eof:
             given = body[at : at + _SLICE]  # what is not consumed is copied, so it is given little at a time
             try:
-                piece = member.decompress(given, _STEP)
+                piece = member.decompress(given, _BYTES_AT_ONCE)
             except zlib.error:
                 raise _broken(coding) from None
             at += len(given) - len(member.unconsumed_tail) - len(member.unused_data)
@@ -285,7 +285,7 @@ def _unzstd(body: memoryview) -> Iterator[tuple[int, bytes]]:
             if frame.needs_input and not given:
                 raise _broken("zstd")
             try:
-                piece = frame.decompress(given, _STEP)
+                piece = frame.decompress(given, _BYTES_AT_ONCE)
             except zstd.ZstdError:
                 raise _broken("zstd") from None
             at += len(given)

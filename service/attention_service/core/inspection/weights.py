@@ -28,7 +28,7 @@ from attention_service.core.inspection.statistics import (
 )
 from attention_service.core.inspection.summed_statistics import SUMMED_STATISTICS, SummedStatistic, WeightSizes
 from attention_service.core.masks.rules import causal_offset
-from attention_service.core.masks.visibility import real_keys, visibility
+from attention_service.core.masks.visibility import EVERYTHING, real_keys, visibility
 from attention_service.core.methods import approximation_of
 from attention_service.core.normalizers import has_log_weights
 from attention_service.core.problem import Problem, Selection, Span
@@ -36,7 +36,6 @@ from attention_service.core.slices import on_gpu
 from attention_service.core.stages import LOG_WEIGHTS, narrow, stages
 from attention_service.core.tensors import empty_result
 
-_EVERYTHING: Final = Selection()
 _NO_INPUTS: Final = StatisticInputs()
 Top = tuple[Tensor, Tensor]
 """Weights and indices of keys, ``[B, H, Q, count]``."""
@@ -90,7 +89,7 @@ class TiledWeights:
     def whole(self) -> Tensor:
         """``[B, H, Q, K]``, if they are kept, once all tiles were computed."""
         if self._whole is None:
-            self._whole = weights_of(self._problem, _EVERYTHING, self._edits)
+            self._whole = weights_of(self._problem, EVERYTHING, self._edits)
         return self._whole
 
     def compute(self, tile: Selection) -> ComputedTile:
@@ -109,7 +108,7 @@ class TiledWeights:
         return ComputedTile(weights, logs)
 
     def _put(self, tile: Selection, weights: Tensor) -> None:
-        if tile == _EVERYTHING:
+        if tile == EVERYTHING:
             self._whole = weights
             return
         if self._whole is None:
@@ -222,7 +221,7 @@ class QueryTotals:
             self._summed[name] = SUMMED_STATISTICS[name](sizes, inputs)
 
     def add(
-        self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING,
+        self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = EVERYTHING,
         logs: Tensor | None = None, visible: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Add weights ``[B, H, R, K]`` of a block at positions ``[B, R]`` where ``real`` ``[B, R]`` is true.

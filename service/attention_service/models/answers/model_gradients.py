@@ -48,7 +48,7 @@ from attention_service.runtime.operations.central_differences import (
 from attention_transformers.model_layers import LayerKey
 
 _BY_TOKEN: Final = frozenset({"tokens", "embeddings"})
-_STEP: Final = 1e-3
+_FIRST_STEP: Final = 1e-3
 """First step of central differences along a direction of length 1, relative to the length of the point."""
 _LEAST_STEP: Final = 1e-12
 """Smallest step, relative to the same."""
@@ -229,7 +229,7 @@ class ModelGradients:
             direction /= direction.norm().clamp_min(1e-300)
             expected.append(float((gradient * direction).sum()))
             enough = 0.1 * TOLERANCE * max(CHECK_FLOOR, abs(expected[-1]))
-            steps = converging(_STEP * size, _LEAST_STEP * size, rounding, enough, expected[-1])
+            steps = converging(_FIRST_STEP * size, _LEAST_STEP * size, rounding, enough, expected[-1])
             numeric.append((yield from self._derivative(point, base, direction, steps)))
         return verdict(expected, numeric)
 

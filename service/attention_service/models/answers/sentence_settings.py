@@ -32,7 +32,7 @@ _CHANGE_NOTHING: Final = frozenset({
 })  # fmt: skip
 """Arguments of transformers that change no vector here, besides the length that is read."""
 _KINDS: Final[dict[type, str]] = {list: "JSON list", dict: "JSON object"}
-_LARGEST: Final = 2**22
+_MAX_SETTINGS_BYTES: Final = 2**22
 """Bytes of a file that is read."""
 ValueT = TypeVar("ValueT")
 
@@ -191,12 +191,12 @@ def _read(folder: Path, name: str | Path, kind: type, *, optional: bool = False)
     if optional and not place.exists():
         return {}
     try:
-        is_read = place.is_file() and place.stat().st_size <= _LARGEST
+        is_read = place.is_file() and place.stat().st_size <= _MAX_SETTINGS_BYTES
         content = json.loads(place.read_bytes()) if is_read else None
     except (OSError, ValueError, RecursionError) as fault:
         raise _refused(f"{name} cannot be read: {type(fault).__name__}") from None
     if not isinstance(content, kind):
-        raise _refused(f"{name} is no {_KINDS[kind]} of at most {_LARGEST} bytes")
+        raise _refused(f"{name} is no {_KINDS[kind]} of at most {_MAX_SETTINGS_BYTES} bytes")
     return content
 
 

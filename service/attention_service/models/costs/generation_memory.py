@@ -6,9 +6,9 @@ from attention_service.models.costs.implicit_costs import state_bytes
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.loaded.loaded_model import LoadedModel
 
-_LEAST: Final = 64
-"""Tokens that the smallest slab has places for; each larger one has twice as many, up to ``_STEP``."""
-_STEP: Final = 1024
+_MIN_SLAB: Final = 64
+"""Tokens that the smallest slab has places for; each larger one has twice as many, up to ``_SLAB_STEP``."""
+_SLAB_STEP: Final = 1024
 """Tokens by which longer slabs grow."""
 ROWS_OF_TEXTS: Final = 1.5
 """The most rows that a slab has for each of its texts."""
@@ -18,9 +18,9 @@ _LOGITS: Final = 8
 
 def slab_places(tokens: int) -> int:
     """The places of the slab in which a text of so many tokens lies before its next one."""
-    if tokens >= _STEP:
-        return (tokens // _STEP + 1) * _STEP
-    places = _LEAST
+    if tokens >= _SLAB_STEP:
+        return (tokens // _SLAB_STEP + 1) * _SLAB_STEP
+    places = _MIN_SLAB
     while places <= tokens:
         places *= 2
     return places

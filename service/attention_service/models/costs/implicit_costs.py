@@ -19,7 +19,7 @@ _MATRICES: Final = 6
 """Matrices of implicit weights that a layer holds at once: parts and whole, what was edited, and what is inspected."""
 _OF_GRAPH: Final = 10
 """The same of a layer whose graph is kept."""
-_STATES: Final = 4
+_HEAD_TENSORS: Final = 4
 """Tensors of queries, keys, values and gates, by head and in float32 or wider."""
 _WINDOW: Final = 4
 """Tokens that the convolution before such a layer keeps for each value."""
@@ -53,7 +53,7 @@ def matrix_bytes(
 ) -> list[int]:
     """The memory in which the weights of each of these layers are made."""
     numbers = [
-        place.widths.heads * length * (matrices * length + _STATES * (place.widths.value_dim + place.state_width))
+        place.widths.heads * length * (matrices * length + _HEAD_TENSORS * (place.widths.value_dim + place.state_width))
         for place in places
     ]
     return [max(itemsize, 4) * batch * number for number in numbers]

@@ -12,7 +12,7 @@ from attention_service.models.passes.attention_places import AttentionPlace
 
 _MATRIX_COPIES: Final = 4
 """Copies of them: of the matrix, in float32, their shares, and those of the model."""
-_STATES: Final = 5
+_KEPT_STATES: Final = 5
 """States of each layer that are kept at the positions that are read."""
 _BY_HEAD: Final = 3
 """Copies of the contributions of the heads of one layer."""
@@ -44,7 +44,7 @@ def lens_cost(
     itemsize = loaded.model.dtype.itemsize
     heads = max((place.widths.heads for place in places), default=0)
     readings = positions * sum(read_by_place(parts, place) for place in places)
-    states = 4 * positions * width * (_STATES * (len(places) + 1) + _BY_HEAD * heads)
+    states = 4 * positions * width * (_KEPT_STATES * (len(places) + 1) + _BY_HEAD * heads)
     at_once = min(LOGITS_AT_ONCE + vocabulary, positions * max(1, heads) * vocabulary)
     reply = readings * (20 * top_k + 8 * targets + 8)
     products = 2 * readings * width * (vocabulary if top_k or "hidden" in parts else targets)

@@ -15,7 +15,7 @@ from attention_service.models.passes.attention_places import kinds_of
 
 _TILES: Final = 8 * 4
 """Bytes of a tile in which weights are inspected, for each of its scores."""
-_STATES: Final = 12
+_STATES_AT_ONCE: Final = 12
 """Tensors as wide as the hidden states that one layer holds at once."""
 _INNER: Final = 4
 """The same as wide as the widest matrix."""
@@ -62,11 +62,11 @@ class ModelSizes:
         """Numbers that each token is multiplied by."""
         self.rows_alone = "logits_to_keep" in loaded.reader.names
         """True if the model computes logits of wanted rows alone."""
-        self.layer_numbers = _STATES * self.width + _INNER * self.inner
+        self.layer_numbers = _STATES_AT_ONCE * self.width + _INNER * self.inner
         """Numbers of each token that one layer holds at once."""
         self.kept_numbers = _KEPT_STATES * self.width + _INNER * self.inner
         """Numbers of each token that the graph keeps of one layer."""
-        self.image_numbers = _STATES * self.image_width + _INNER * self.inner
+        self.image_numbers = _STATES_AT_ONCE * self.image_width + _INNER * self.inner
         """The same as ``layer_numbers`` of a layer that sees images."""
         self.kept_image_numbers = _KEPT_STATES * self.image_width + _INNER * self.inner
         """The same as ``kept_numbers`` of a layer that sees images."""

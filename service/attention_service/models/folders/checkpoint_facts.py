@@ -37,7 +37,7 @@ _IMAGE_ENTRIES: Final = re.compile(rb'"(image_\w+|do_resize|crop_size)"')
 _TABLES: Final = "auto_mappings.py", "configuration_auto.py"
 _TYPE: Final = re.compile(r'"([\w.-]+)"[,:] "(?!AutoConfig)\w+Config"')
 """A row of the tables of transformers, from a model type to the class of its config."""
-_LARGEST: Final = 2**22
+_MAX_CONFIG_BYTES: Final = 2**22
 """Bytes of a config of a tokenizer or processor that is looked into."""
 _PAIR: Final = frozenset({"text_config", "vision_config"})
 _IMAGE_TOKENS: Final = frozenset({"image_token_id", "image_token_index"})
@@ -285,6 +285,6 @@ def _has(folder: Path, *names: str) -> bool:
 def _beginning(file: Path) -> bytes:
     """The content of a file; nothing if there is none, or if it is large."""
     try:
-        return read_regular(file.resolve(), _LARGEST)
+        return read_regular(file.resolve(), _MAX_CONFIG_BYTES)
     except OSError:
         return b""

@@ -21,8 +21,8 @@ WHOLE: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"
 _PIECES: Final = "tokenizer.model"
 _TIKTOKEN: Final = "tiktoken.model"
-_PLAIN: Final = "TokenizersBackend"
-_GENERAL: Final = frozenset({_PLAIN, "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend"})
+_PLAIN_CLASS: Final = "TokenizersBackend"
+_GENERAL: Final = frozenset({_PLAIN_CLASS, "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend"})
 """Classes of no type of models."""
 
 
@@ -92,7 +92,7 @@ CLASSES: Final = {
     for table, whole in ((_LIBRARY, True), (_OWN, False))
     for files, names in table.items()
     for name in names.split()
-} | {_PLAIN: TokenizerClass((_PIECES,)), "RagTokenizer": TokenizerClass((), whole=False, reads=_READS["Rag"])}
+} | {_PLAIN_CLASS: TokenizerClass((_PIECES,)), "RagTokenizer": TokenizerClass((), whole=False, reads=_READS["Rag"])}
 """Classes of transformers by their names."""
 _PACKAGES: Final = {_TIKTOKEN: "tiktoken", ".model": "sentencepiece", ".spm": "sentencepiece"}
 """The package without which transformers reads no file whose name ends so."""
@@ -107,7 +107,7 @@ TEXT_FILES: Final = (
     *TEMPLATES,
 )  # fmt: skip
 """Files that say how texts become tokens."""
-_LARGEST: Final = 2**22
+_MAX_CONFIG_BYTES: Final = 2**22
 """Bytes of a config of a tokenizer that is looked into."""
 _ROW: Final = re.compile(r'\(\s*"([\w.-]+)",\s*"(\w+)"(?:\s+if is_(\w+)_available\(\))?')
 """A row of the table of transformers, from a model type to a class, and the package that the class needs."""
@@ -193,7 +193,7 @@ def _wanted(name: str) -> str:
     tokenizer_class = CLASSES[name]
     ways = [WHOLE] if tokenizer_class.whole else []
     ways += [" with ".join(tokenizer_class.files)] if tokenizer_class.files else []
-    reads = "transformers reads the texts of this type by" if name == _PLAIN else f"{name} reads"
+    reads = "transformers reads the texts of this type by" if name == _PLAIN_CLASS else f"{name} reads"
     return f"{reads} {' or '.join(ways)}"
 
 
@@ -205,11 +205,11 @@ def _class_of(folder: Path, config: Mapping[str, Any]) -> str:
     if named is not None:
         own = None if kind in table.lacking else table.classes.get(kind)
         if own is not None and _bare(named) != own:
-            named = own if own == _PLAIN or kind in table.wrong else named
+            named = own if own == _PLAIN_CLASS or kind in table.wrong else named
         return _bare(named)
     if kind == "encoder-decoder" and isinstance(encoder := config.get("encoder"), Mapping):
         kind = str(encoder.get("model_type"))
-    return table.classes.get(kind, _PLAIN)
+    return table.classes.get(kind, _PLAIN_CLASS)
 
 
 def _named(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -221,13 +221,13 @@ def _named(folder: Path, config: Mapping[str, Any]) -> str | None:
 def _bare(name: str) -> str:
     """The name of a known class, without the ending that transformers ignores."""
     name = name.removesuffix("Fast")
-    return name if name in CLASSES and name not in _GENERAL else _PLAIN
+    return name if name in CLASSES and name not in _GENERAL else _PLAIN_CLASS
 
 
 def _entries(file: Path) -> dict[str, Any]:
     """The entries of a JSON object; none if there is no such file, or if it is large."""
     try:
-        content = json.loads(read_regular(file.resolve(), _LARGEST))
+        content = json.loads(read_regular(file.resolve(), _MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -255,4 +255,4 @@ def _types() -> _Types:
         kind: package for kind, name, package in rows if package and name not in _GENERAL and find_spec(package) is None
     }
     wrong = re.findall(r'"([\w.-]+)"', next(iter(_WRONG.findall(source)), ""))
-    return _Types(dict.fromkeys(wrong, _PLAIN) | {kind: _bare(name) for kind, name, _ in rows}, lacking, wrong)
+    return _Types(dict.fromkeys(wrong, _PLAIN_CLASS) | {kind: _bare(name) for kind, name, _ in rows}, lacking, wrong)

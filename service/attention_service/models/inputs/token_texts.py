@@ -16,7 +16,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 """The text of bytes that are only a part of a character."""
 _LETTERS: Final[Any] = bytes_to_unicode  # has no annotations
-_BYTES: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
+_BYTE_OF: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
 """The byte that each character of a byte-level token stands for."""
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte of sentencepiece."""
@@ -65,7 +65,7 @@ class TokenDecoder:
         if name is None:
             return None
         if self.by_bytes_alone:
-            return bytes(map(_BYTES.__getitem__, name)) if _BYTES.keys() >= {*name} else name.encode()
+            return bytes(map(_BYTE_OF.__getitem__, name)) if _BYTE_OF.keys() >= {*name} else name.encode()
         byte = _BYTE.fullmatch(name)
         return bytes.fromhex(byte[1]) if byte else None
 
@@ -104,7 +104,7 @@ class TokenDecoder:
         if name in self._names:
             return name
         if self._by_bytes:
-            return shown(bytes(map(_BYTES.__getitem__, name))) if _BYTES.keys() >= {*name} else name
+            return shown(bytes(map(_BYTE_OF.__getitem__, name))) if _BYTE_OF.keys() >= {*name} else name
         if self._word_pieces:
             return name.removeprefix("##")
         if byte := _BYTE.fullmatch(name):

@@ -52,7 +52,7 @@ from attention_transformers.model_layers import LayerKey
 
 _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
-_NAMED: Final = 3
+_TENSORS_IN_ERROR: Final = 3
 """Tensors that an error names of those that the model leaves out."""
 
 
@@ -238,7 +238,7 @@ class LoadedModel:
         reason = f"{type(self.model).__name__} has no prediction head"
         if not self.left_out:
             return reason
-        names = ", ".join(self.left_out[:_NAMED]) + (", …" if len(self.left_out) > _NAMED else "")
+        names = ", ".join(self.left_out[:_TENSORS_IN_ERROR]) + (", …" if len(self.left_out) > _TENSORS_IN_ERROR else "")
         return f"{reason} ({names} are left out of the checkpoint: left_out of the model)"
 
     @property

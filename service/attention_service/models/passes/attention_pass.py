@@ -18,6 +18,7 @@ from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.blocks import SCORES_AT_ONCE, scores_at_once
 from attention_service.core.edits import AXES, BoundEdit
 from attention_service.core.kernels import MATERIALIZED
+from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.problem import Problem, Selection, Widths
 from attention_service.core.tensors import pick, torch_dtype_name
 from attention_service.models.passes.module_taps import CHOSEN_SHARE, GATE, INDEX_SCORES, MODULE_TAPS, chosen_share
@@ -31,7 +32,6 @@ from attention_service.runtime.scheduling.operation import Fields, Results, Uplo
 from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import LayerKey
 
-_EVERYTHING: Final = Selection()
 STATE_TAPS: Final = frozenset({"output", "mlp", "router", "hidden", "embeddings"})
 """The taps that are states between modules, edited behind the module that makes them (``points``)."""
 
@@ -43,7 +43,7 @@ class LayerTask:
     batched: bool = True
     """False if its results have no batch dimension."""
     edits: Sequence[Edit] = ()
-    selection: Selection = _EVERYTHING
+    selection: Selection = EVERYTHING
     keys: Sequence[int] | None = None
     """The keys of the weights of an inspection; None for all."""
     taps: Sequence[str] = ()

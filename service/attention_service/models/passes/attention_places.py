@@ -38,7 +38,7 @@ from attention_transformers.model_layers import AttentionModule, LayerKey, layer
 
 TEXT, TARGET = 5, 3
 """Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
-_NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
+_LAYER_NAME: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
 _UNNUMBERED: Final = "attention."
 """The beginning of the keys of attentions that transformers does not number by one list of layers."""
 VISION: Final = "vision"
@@ -49,7 +49,7 @@ MEDIA: Final = frozenset({VISION, AUDIO})
 TokensOf = Literal["text", "target", "media", "target and text"] | None
 """The tokens that queries or keys stand for; None for others."""
 BOTH: Final = "target and text"
-_STATES: Final = frozenset({"output", "hidden"})
+_AROUND: Final = frozenset({"output", "hidden"})
 """The states around an attention."""
 NO_LAYER: Final = "it is no part of a layer whose states are seen, so hidden and mlp of a layer are not told"
 """The reason for which an attention that is in no layer has no states of one."""
@@ -233,7 +233,7 @@ def named_layers(
     ``media``: the config of the layers that see images or hear sounds, in a model that reads text too: these are
     ``vision.3`` or ``audio.3``, by the name of their ``stack``, and those of its one other stack ``3``.
     """
-    if not all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
+    if not all(_LAYER_NAME.fullmatch(str(key)) for one in modules for key in one.keys):
         return [(one, (f"{_UNNUMBERED}{number}",)) for number, one in enumerate(modules)]
     named = [(one, one.keys) for one in modules]
     if media in {None, type(None)}:
@@ -316,7 +316,7 @@ def find_places(
             raw.spec,
             torch_dtype_name(raw.query.dtype),
             shape[-1],
-            taps if taps is None or not (stated or time_first) else taps | _STATES,
+            taps if taps is None or not (stated or time_first) else taps | _AROUND,
             time_first,
             calls=attention.calls_of(one.module),
             beside=attention.taps_beside(one.module),

@@ -21,7 +21,8 @@ from attention_service.core.attention import attend, trace
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.kernels import KERNELS, Kernel, Needs
-from attention_service.core.problem import Problem, Selection
+from attention_service.core.masks.visibility import EVERYTHING
+from attention_service.core.problem import Problem
 from attention_service.models.passes.attention_pass import (
     NOTHING,
     AttentionPass,
@@ -51,7 +52,6 @@ from attention_transformers.model_layers import AttentionModule, LayerKey
 from attention_transformers.model_masks import MASK_FUNCTION
 from attention_transformers.registration import forget_function, register_function
 
-_EVERYTHING: Final = Selection()
 KERNEL_BYTES: Final = 2**30
 """Bytes that one attention may hold before a kernel is taken that needs less."""
 
@@ -231,7 +231,7 @@ class LayerAttention:
         name, kernel = self.kernel(raw, edits=bool(edits))
         problem = problem_of(raw)
         if attention_pass is None:
-            return attend(problem, (), _EVERYTHING, edits, kernel).context
+            return attend(problem, (), EVERYTHING, edits, kernel).context
         beside = self.beside.taps.get(module)
         chooses = beside is not None and CHOSEN in beside.names
         if CHOSEN in task.taps or (chooses and task.weights is not None and task.weights.return_weights):
@@ -248,7 +248,7 @@ class LayerAttention:
             attention_pass.problems[layer] = problem
             return _traced(problem, task, edits, kernel, attention_pass.traced.setdefault(layer, {}))
         if task.whole:
-            attended = attend(problem, task.whole, _EVERYTHING, edits, kernel)
+            attended = attend(problem, task.whole, EVERYTHING, edits, kernel)
             attention_pass.add(
                 layer, {"whole": {name: x if task.batched else x[0] for name, x in attended.taps.items()}}
             )
@@ -297,6 +297,6 @@ def _traced(
     if edits or not traced <= {"q", "k", "v", "context"}:
         taps = trace(problem, edits)
     else:
-        taps = {"q": q, "k": k, "v": v, "context": attend(problem, (), _EVERYTHING, (), kernel).context}
+        taps = {"q": q, "k": k, "v": v, "context": attend(problem, (), EVERYTHING, (), kernel).context}
     traces.update({tap: taps[tap] for tap in traced})
     return taps["context"]

@@ -44,7 +44,7 @@ from attention_service.runtime.services.recording_service import owner_of_record
 
 _COPIES: Final = 5
 """Copies of the differences of one layer in float64 while its component is found."""
-_LARGEST: Final = float(np.finfo(np.float32).max)
+_MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 
 Directions = dict[str, NDArray[np.float64]]
 
@@ -116,7 +116,7 @@ class VectorService:
                     f"expected {[*known.shape]}, as wide as the states of this model; got {[*x.shape]} of layer {name}",
                     expected=[*known.shape], actual=[*x.shape],
                 )  # fmt: skip
-            if not np.isfinite(x).all() or np.abs(x).max() > _LARGEST:
+            if not np.isfinite(x).all() or np.abs(x).max() > _MAX_FLOAT32:
                 raise InvalidRequest.at(field, f"expected finite numbers of float32; layer {name} has others")
         return await self._add(vector, facts, directions, owner)
 

@@ -37,7 +37,7 @@ _RANKS: Final = "rank_pattern"
 _PATTERNS: Final = _RANKS, "alpha_pattern"
 """Entries that have numbers by patterns of module paths. Which modules change is read off the tensors' names."""
 _LARGEST_RANK: Final = 2**16
-_BYTES: Final = 2**24
+_MAX_CONFIG_BYTES: Final = 2**24
 """The largest adapter_config.json that is read."""
 _BASE_CHANGED: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations after which W is another matrix than that of the base, so that the adapter is no difference to it."""
@@ -132,7 +132,7 @@ class AdapterFiles:
         root = root or folder
         places = {name: _place(root, folder, name) for name in _FILES}
         try:
-            config = read_object(places[ADAPTER_CONFIG], _BYTES)
+            config = read_object(places[ADAPTER_CONFIG], _MAX_CONFIG_BYTES)
         except UnreadableJson as why:
             raise InvalidCheckpoint.at("adapter", f"{ADAPTER_CONFIG} of {folder.name} {why}") from why
         seen = [file.stat() for file in places.values() if file.is_file()]

@@ -13,7 +13,7 @@ from attention_service.modules.checkpoints.families import FAMILIES, INEXACT
 from attention_service.modules.checkpoints.family import BlockNames, Family, Part
 from attention_service.modules.checkpoints.forms.quantized.quantized_tensors import form_of, quantization_of
 
-_LISTED: Final = 20
+_NAMES_IN_MESSAGE: Final = 20
 _STACKS: Final[Mapping[str, Stack]] = {
     "encoder": "encoder",
     "decoder": "decoder",
@@ -228,7 +228,7 @@ def choose(blocks: list[CheckpointBlock], request: ImportModule) -> CheckpointBl
         )
     places = [block.prefix for block in chosen]
     raise InvalidCheckpoint(
-        f"the checkpoint has {len(places)} such layers, at {', '.join(places[:_LISTED])}; "
+        f"the checkpoint has {len(places)} such layers, at {', '.join(places[:_NAMES_IN_MESSAGE])}; "
         "save the one that you need as a separate checkpoint",
         param="checkpoint",
     )
@@ -240,8 +240,8 @@ def _ranges(layers: list[int]) -> str:
         return f"layer {layers[0]}"
     if layers == list(range(layers[0], layers[-1] + 1)):
         return f"layers {layers[0]} to {layers[-1]}"
-    more = " …" if len(layers) > _LISTED else ""
-    return f"layers {', '.join(map(str, layers[:_LISTED]))}{more}"
+    more = " …" if len(layers) > _NAMES_IN_MESSAGE else ""
+    return f"layers {', '.join(map(str, layers[:_NAMES_IN_MESSAGE]))}{more}"
 
 
 def _parts(blocks: list[CheckpointBlock]) -> str:

@@ -42,7 +42,7 @@ _PACKAGE: Final = Path(attention_service.__file__).parent
 _SHIPPED: Final = "tiny_model"
 SHIPPED_MODEL: Final = _PACKAGE / _SHIPPED
 """Its folder."""
-_LISTED: Final = 5
+_MAX_NAMES: Final = 5
 """Names of files that a message lists."""
 _JSON_BYTES: Final = 2**26
 """The largest JSON file that is read."""
@@ -254,7 +254,7 @@ def _lack_of_tensors(root: Path | None, folder: Path) -> str:
         return f"{missing} itself; name a folder in it, such as {below[0].relative_to(top).as_posix()}"
     if not entries:
         return f"{missing}: it is empty"
-    names = ", ".join(entry.name[:64] for entry in entries[:_LISTED]) + (" …" if len(entries) > _LISTED else "")
+    names = ", ".join(entry.name[:64] for entry in entries[:_MAX_NAMES]) + (" …" if len(entries) > _MAX_NAMES else "")
     return f"{missing}, only {names}; put the file with the tensors beside {'it' if len(entries) == 1 else 'them'}"
 
 

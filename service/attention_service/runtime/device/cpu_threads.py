@@ -18,7 +18,7 @@ SLEEPING: Final = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 """The variables of GNU's OpenMP, which PyTorch's wheels for Linux hold, and of LLVM's and Intel's."""
 SPINNING: Final = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "0"}
 """The same of threads that spin first: a number of turns. Those of LLVM and Intel would spin beside other programs."""
-_NAMES: Final = SLEEPING.keys() | SPINNING.keys()
+_VARIABLES: Final = SLEEPING.keys() | SPINNING.keys()
 _CHOSEN: Final = "_ATTENTION_THREADS_SLEEP"
 """Set beside ``SLEEPING`` if the server chose it, so that models need not."""
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -30,15 +30,15 @@ def sleep_while_waiting(environment: MutableMapping[str, str]) -> None:
 
     An environment that already says how they wait is left as it is.
     """
-    if not environment.keys() & _NAMES:
+    if not environment.keys() & _VARIABLES:
         environment.update(SLEEPING | {_CHOSEN: "1"})
 
 
 def waiting_of_models(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables by which threads of a model's process wait: a user's if the server's environment has any."""
-    if _CHOSEN in environment or not environment.keys() & _NAMES:
+    if _CHOSEN in environment or not environment.keys() & _VARIABLES:
         return dict(SPINNING)
-    return {name: environment[name] for name in _NAMES if name in environment}
+    return {name: environment[name] for name in _VARIABLES if name in environment}
 
 
 def usable_cores(own: Path = _OWN_CGROUP, root: Path = _CGROUPS) -> int:

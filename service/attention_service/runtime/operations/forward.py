@@ -16,6 +16,7 @@ from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.kernels import KERNELS, Kernel, Needs, is_compiled
 from attention_service.core.kv_cache.past import write
 from attention_service.core.masks.global_projections import separate_positions
+from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.methods import approximation_of
 from attention_service.core.methods.comparison import MethodComparison, compare
 from attention_service.core.multihead import Parameters
@@ -46,7 +47,6 @@ from attention_service.runtime.scheduling.batches import in_common, joinable
 from attention_service.runtime.scheduling.jobs import Job, JobJoiner, Prepared, is_short, job_of_request
 from attention_service.runtime.scheduling.operation import DeviceOperation, Fields, Results, Uploaded, on_host
 
-_EVERYTHING = Selection()
 PLAIN = unsent(ForwardRequest, return_=["output"], edits=[])
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
 """The tensors of requests of different lengths that run together."""
@@ -111,7 +111,7 @@ def rehearsed_forward(request: ForwardRequest, selection: Selection) -> Rehearse
 
 def plain_forward(bound: BoundRequest, kernel: str | Kernel) -> "Forward":
     """One forward pass that returns the output alone."""
-    return Forward(bound, PLAIN, _EVERYTHING, kernel)
+    return Forward(bound, PLAIN, EVERYTHING, kernel)
 
 
 PLAIN_FORWARD = Rehearsed(plain_forward)

@@ -36,7 +36,7 @@ from attention_service.runtime.scheduling.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
-_STEP = 1e-3
+_FIRST_STEP = 1e-3
 """First step, at most, relative to max(1, |x|)."""
 _ROUNDING = 1e-13
 """Smallest step, relative to |x|: below, x + h is too coarse."""
@@ -112,7 +112,7 @@ def _derivative(
     """
     centre = float(probe.at.flatten()[index])
     unit = max(1.0, abs(centre)) if math.isfinite(centre) else 1.0
-    step = min(_STEP * unit, size / largest) if 0 < size < math.inf and largest < math.inf else _STEP * unit
+    step = min(_FIRST_STEP * unit, size / largest) if 0 < size < math.inf and largest < math.inf else _FIRST_STEP * unit
     return derivative(
         partial(_difference, probe, index, upstream),
         step,

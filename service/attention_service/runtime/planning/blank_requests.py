@@ -154,14 +154,14 @@ def unsent(model: type[ModelT], **fields: Any) -> ModelT:
 
 def sizes_of(bound: BoundRequest) -> RequestSizes:
     """The sizes that a bucket rounds."""
-    if bound.arrays.keys() <= _PLAIN and bound.sequence_masks is None:
+    if bound.arrays.keys() <= _PLAIN_TENSORS and bound.sequence_masks is None:
         return RequestSizes(bound.batch, bound.queries, bound.new_keys, bound.past)
     return RequestSizes(
         bound.batch, bound.queries, bound.new_keys, bound.past, bound.mask_shape, bound.real_keys, bound.offsets
     )
 
 
-_PLAIN = frozenset({"query", "key", "value", "past_key", "past_value"})
+_PLAIN_TENSORS = frozenset({"query", "key", "value", "past_key", "past_value"})
 
 
 def at_sizes(bound: BoundRequest, sizes: RequestSizes) -> BoundRequest:

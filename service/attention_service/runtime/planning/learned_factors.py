@@ -39,7 +39,7 @@ _CHANGED: Final = 0.15
 """Change of a logarithm, of a factor or of its bounds, for which plans are made anew."""
 _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 """Seconds until the clock may change again; each pause is twice the last, since a change forgets all plans."""
-_BYTES: Final = 2**20
+_MAX_FILE_BYTES: Final = 2**20
 """The largest file that is read."""
 _MOST_LOG: Final = 30.0
 _MOST_KINDS: Final = 4096
@@ -103,7 +103,7 @@ class LearnedFactors:
     def load(self, root: Path, device: Device) -> LearnedClock | None:
         """Return the clock with the factors that are kept for this device; None if there are none that can be read."""
         try:
-            stored = _File.model_validate_json(read_regular(_path(root, device), _BYTES))
+            stored = _File.model_validate_json(read_regular(_path(root, device), _MAX_FILE_BYTES))
         except (OSError, ValidationError):
             return None
         if stored.model_dump(include={"format", "device", "torch", "threads"}) != _facts(device):

@@ -14,6 +14,7 @@ from attention_contract.schemas.costs import accuracy
 from attention_service import cost
 from attention_service.core.kernels import Needs
 from attention_service.core.masks.operation_count import CHEAP, mask_cost
+from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.problem import Selection
 from attention_service.cost import Estimate
 from attention_service.cost.rehearsal import Seen
@@ -31,7 +32,6 @@ _UNLIMITED: Final = 2**62
 """Bytes, for plans that do not depend on memory."""
 _MAX_EXACT_PLANS: Final = 64
 """Exact sizes that one bucket caches."""
-_EVERYTHING: Final = Selection()
 
 
 class PlanKey(NamedTuple):
@@ -267,7 +267,7 @@ def selection_sizes(selection: Selection) -> Hashable:
     return tuple(_counts(selection))
 
 
-def names_tokens(edits: Sequence[Edit], selection: Selection = _EVERYTHING) -> bool:
+def names_tokens(edits: Sequence[Edit], selection: Selection = EVERYTHING) -> bool:
     """True if edits or a selection name queries or keys, or bring tensors."""
     return selection.queries is not None or any(
         edit.queries is not None or edit.keys is not None or edit.tensor is not None for edit in edits

@@ -18,7 +18,7 @@ from attention_service.runtime.planning.planner import PlanKey, plan_request
 
 IN_PLACE = "in_place"
 """The name of attention over the pages, where a reply names its kernel."""
-_PLAIN = AttentionSpec()
+_PLAIN_SPEC = AttentionSpec()
 _WORKSPACE = 2**20
 """Bytes of a pass in place beside its tokens and scores."""
 
@@ -88,7 +88,7 @@ def _attention(bound: BoundRequest, device: Device, capacity: int) -> Estimate:
         "key": _blank(bound, *kv_heads[1:], bound.keys, bound.head_dim),
         "value": _blank(bound, *kv_heads[1:], bound.keys, bound.value_dim),
     }
-    raw = bound.replaced(module=None, layout=QueryLayout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
+    raw = bound.replaced(module=None, layout=QueryLayout(), past=0, cached=None, spec=_PLAIN_SPEC, arrays=arrays)
     return plan_request(raw, PlanKey(), device, capacity, PLAIN_FORWARD).predicted
 
 

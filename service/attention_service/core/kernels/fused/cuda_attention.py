@@ -35,7 +35,7 @@ _MASK_ROWS = 16
 """Numbers at multiples of which the rows of a mask begin."""
 _AMPERE, _CUDNN_FIRST = 8, (9, 10)
 """Generations from which on there is flash and bfloat16, and those for which PyTorch prefers cuDNN."""
-_EVERYTHING = Band()
+_EVERY_PAIR = Band()
 _NO_MASK, _TOP_LEFT, _BOTTOM_RIGHT = 0, 1, 2
 """Masks that the memory-efficient kernel knows itself."""
 
@@ -53,7 +53,7 @@ def takes(band: Band, dtype: torch.dtype, width: int, queries: int, keys: int) -
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, band: Band = _EVERYTHING
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, band: Band = _EVERY_PAIR
 ) -> Tensor:
     """The context ``[B, H, Q, V]`` of q ``[B, H, Q, D]``, k ``[B, Hkv, K, D]`` and v ``[B, Hkv, K, V]``.
 
@@ -114,7 +114,7 @@ def _prefers_cudnn(q: Tensor, k: Tensor, v: Tensor, band: Band) -> bool:
     if q.shape[0] > 1 or queries < LONG or q.shape[-1] > _WIDEST_CUDNN or _wants_gradient(q, k, v):
         return False
     causal = band == Band(high=0) and queries == keys
-    return (causal or (band == _EVERYTHING and keys == padded(keys))) and generation() in _CUDNN_FIRST
+    return (causal or (band == _EVERY_PAIR and keys == padded(keys))) and generation() in _CUDNN_FIRST
 
 
 def _by_cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Tensor:

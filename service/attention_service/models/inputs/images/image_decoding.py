@@ -16,7 +16,7 @@ from attention_service.models.inputs.file_bytes import file_of
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS: Final = 2**25
 """Pixels of all images of a request."""
-_BYTES: Final = 32
+_DECODING_BYTES: Final = 32
 """Bytes that decoding and resizing take for each pixel."""
 _BYTES_OF_SIDES: Final = 64
 """The same for each pixel of width and height: Pillow's pointers to rows, and its weights for resizing."""
@@ -59,7 +59,7 @@ def sized_bytes(images: Sequence[ImageSize | Image.Image], edge: int = 0) -> int
         if pixels > MAX_PIXELS:
             more = f", {resized} once its shorter side is resized to {edge}" if resized > own else ""
             raise _too_large(f"images.{index}", f"{image.width} × {image.height} pixels{more}")
-    return _BYTES * pixels + _BYTES_OF_SIDES * sides
+    return _DECODING_BYTES * pixels + _BYTES_OF_SIDES * sides
 
 
 def decoded(images: Sequence[ImageBytes]) -> list[Image.Image]:

@@ -17,7 +17,7 @@ FORMATS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
 """The formats that are read, by libsndfile's names."""
 MAX_SAMPLES: Final = 2**26
 """Samples of all sounds of a request: of all their channels, and at the rate of the model."""
-_BYTES: Final = 96
+_SAMPLE_BYTES: Final = 96
 """Bytes that a sample at the model's rate takes until it is a feature: the windows of a spectrogram overlap."""
 _BYTES_READ: Final = 8
 """Bytes that each sample of a file takes: as one channel, and as what is resampled."""
@@ -144,7 +144,7 @@ def _bytes_of(files: Sequence[_SoundFile], rate: int) -> int:
                 "well. Send shorter ones",
                 limit=MAX_SAMPLES,
             )
-    return int(_BYTES_READ * sum(file.samples for file in files) + _BYTES * made)
+    return int(_BYTES_READ * sum(file.samples for file in files) + _SAMPLE_BYTES * made)
 
 
 def _decoded(sound: _SoundFile, rate: int, param: str) -> Sound:

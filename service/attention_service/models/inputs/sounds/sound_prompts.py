@@ -22,7 +22,7 @@ from attention_service.models.passes.run_records import RunRecord
 
 _SHORT: Final = 1.0
 """Seconds of the silent sound of a short run."""
-_LEAST: Final = 2
+_MIN_TOKENS: Final = 2
 """Tokens of a sound: of one alone Qwen2-Audio makes another prompt."""
 _CONVOLUTION_COPIES: Final = 4
 """Tensors as wide as a convolution that are in memory at once."""
@@ -107,10 +107,11 @@ class SoundPrompts(MediaPrompts):
     def _check_lengths(self, sounds: Sequence[Sound]) -> None:
         """Raise InvalidRequest for a sound that is shorter or longer than the model hears at a time."""
         for index, sound in enumerate(sounds):
-            if not _LEAST * self._stride <= sound.seconds <= self._most:
+            if not _MIN_TOKENS * self._stride <= sound.seconds <= self._most:
                 raise InvalidRequest.at(
                     f"audio.{index}",
-                    f"{sound.seconds:.2f} s; the model hears {_LEAST * self._stride:g} to {self._most:g} s at a time",
+                    f"{sound.seconds:.2f} s; the model hears {_MIN_TOKENS * self._stride:g} to {self._most:g} s at "
+                    "a time",
                     limit=self._most,
                 )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attention_service.models.passes.module_hooks import noting_calls, noting_returns
 
-_NAMES: Final = ("hidden_states", "inputs_embeds", "x", "input")
+_STATE_ARGUMENTS: Final = ("hidden_states", "inputs_embeds", "x", "input")
 """The names of states among the arguments of modules."""
 
 
@@ -50,7 +50,7 @@ def traced(modules: Iterable[nn.Module]) -> Iterator[ModuleTraces]:
             return
         traces.returned[module] = output
         traces.done[module] = next(moments)
-        named = [options[name] for name in _NAMES if name in options]
+        named = [options[name] for name in _STATE_ARGUMENTS if name in options]
         given = next((x for x in (*args, *named) if isinstance(x, Tensor)), None)
         if given is not None:
             traces.given[module] = given.detach().clone()

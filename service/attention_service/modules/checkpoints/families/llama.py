@@ -187,15 +187,15 @@ def _smollm3(entries: Entries) -> AttentionDescription:
     )
 
 
-_PLAIN: Final = blocks(NAMES)
+_LLAMA: Final = blocks(NAMES)
 _NORMED: Final = blocks({**NAMES, **NORMS})
 _GLM: Final[dict[str, Any]] = {"kv_heads": 2, "head_dim": 128, "rope": {"partial": 0.5, "interleaved": True}}
 
 FAMILIES: Final = (
-    Family("llama", frozenset({"llama"}), _PLAIN, decoder),
-    Family("mistral", frozenset({"mistral"}), _PLAIN, partial(_windowed, window=4096, kv_heads=8)),
-    Family("mixtral", frozenset({"mixtral"}), _PLAIN, partial(_windowed, kv_heads=8, rope={"theta": 1e6})),
-    Family("qwen2", frozenset({"qwen2"}), _PLAIN, _qwen),
+    Family("llama", frozenset({"llama"}), _LLAMA, decoder),
+    Family("mistral", frozenset({"mistral"}), _LLAMA, partial(_windowed, window=4096, kv_heads=8)),
+    Family("mixtral", frozenset({"mixtral"}), _LLAMA, partial(_windowed, kv_heads=8, rope={"theta": 1e6})),
+    Family("qwen2", frozenset({"qwen2"}), _LLAMA, _qwen),
     Family("qwen3", frozenset({"qwen3"}), _NORMED, _qwen3),
     Family("gpt-oss", frozenset({"gpt_oss"}), blocks({**NAMES, **one(sinks="sinks")}), _gpt_oss),
     Family(
@@ -205,23 +205,23 @@ FAMILIES: Final = (
         partial(_phi, hidden=2048, rope={"partial": 0.5}),
     ),
     Family("phi3", frozenset({"phi3"}), blocks(fused("qkv_proj", "o_proj", unequal)), partial(_windowed, hidden=3072)),
-    Family("starcoder2", frozenset({"starcoder2"}), _PLAIN, partial(_windowed, heads=24, hidden=3072, kv_heads=2)),
-    Family("olmo", frozenset({"olmo"}), _PLAIN, _unclipped),
+    Family("starcoder2", frozenset({"starcoder2"}), _LLAMA, partial(_windowed, heads=24, hidden=3072, kv_heads=2)),
+    Family("olmo", frozenset({"olmo"}), _LLAMA, _unclipped),
     Family("olmo2", frozenset({"olmo2"}), _NORMED, _olmo2),
-    Family("cohere", frozenset({"cohere"}), _PLAIN, _cohere),
-    Family("cohere2", frozenset({"cohere2"}), _PLAIN, _cohere2),
-    Family("granite", frozenset({"granite"}), _PLAIN, _granite),
-    Family("smollm3", frozenset({"smollm3"}), _PLAIN, _smollm3),
-    Family("stablelm", frozenset({"stablelm"}), _PLAIN, partial(_phi, hidden=2560, rope={"partial": 0.25})),
-    Family("qwen2-moe", frozenset({"qwen2_moe"}), _PLAIN, _qwen2_moe),
+    Family("cohere", frozenset({"cohere"}), _LLAMA, _cohere),
+    Family("cohere2", frozenset({"cohere2"}), _LLAMA, _cohere2),
+    Family("granite", frozenset({"granite"}), _LLAMA, _granite),
+    Family("smollm3", frozenset({"smollm3"}), _LLAMA, _smollm3),
+    Family("stablelm", frozenset({"stablelm"}), _LLAMA, partial(_phi, hidden=2560, rope={"partial": 0.25})),
+    Family("qwen2-moe", frozenset({"qwen2_moe"}), _LLAMA, _qwen2_moe),
     Family("qwen3-moe", frozenset({"qwen3_moe"}), _NORMED, _qwen3_moe),
-    Family("granitemoe", frozenset({"granitemoe"}), _PLAIN, _granite),
+    Family("granitemoe", frozenset({"granitemoe"}), _LLAMA, _granite),
     Family("olmo3", frozenset({"olmo3"}), _NORMED, _olmo3),
     Family("olmoe", frozenset({"olmoe"}), _NORMED, _olmoe),
-    Family("ministral", frozenset({"ministral"}), _PLAIN, _ministral),
-    Family("seed-oss", frozenset({"seed_oss"}), _PLAIN, partial(decoder, heads=80, kv_heads=8, head_dim=128)),
-    Family("arcee", frozenset({"arcee"}), _PLAIN, partial(decoder, hidden=2560)),
-    Family("nemotron", frozenset({"nemotron"}), _PLAIN, partial(decoder, heads=48, hidden=6144, rope={"partial": 0.5})),
-    Family("glm", frozenset({"glm"}), _PLAIN, partial(decoder, **_GLM)),
-    Family("glm4", frozenset({"glm4"}), _PLAIN, partial(decoder, **_GLM)),
+    Family("ministral", frozenset({"ministral"}), _LLAMA, _ministral),
+    Family("seed-oss", frozenset({"seed_oss"}), _LLAMA, partial(decoder, heads=80, kv_heads=8, head_dim=128)),
+    Family("arcee", frozenset({"arcee"}), _LLAMA, partial(decoder, hidden=2560)),
+    Family("nemotron", frozenset({"nemotron"}), _LLAMA, partial(decoder, heads=48, hidden=6144, rope={"partial": 0.5})),
+    Family("glm", frozenset({"glm"}), _LLAMA, partial(decoder, **_GLM)),
+    Family("glm4", frozenset({"glm4"}), _LLAMA, partial(decoder, **_GLM)),
 )

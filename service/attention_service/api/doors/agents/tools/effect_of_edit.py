@@ -35,7 +35,7 @@ _FIELDS: Final = {
     "edits.queries": "positions",
     "edits.value": "source",
 }
-_LISTED: Final = {"concise": 3, "detailed": 10}
+_LISTED_BY_DETAIL: Final = {"concise": 3, "detailed": 10}
 
 
 class EffectArguments(InputArguments):
@@ -109,7 +109,7 @@ async def effect_of_edit(call: ToolContext, arguments: EffectArguments) -> ToolR
     """
     opened = call.input(arguments.input)
     edits = await _edits(call, arguments, opened)
-    question = opened.fields | {"edits": edits, "compare": "unedited", "top_k": _LISTED[arguments.detail]}
+    question = opened.fields | {"edits": edits, "compare": "unedited", "top_k": _LISTED_BY_DETAIL[arguments.detail]}
     reply = await call.requests.ask(model_forward, question, model=opened.model)
     prediction = reply.predictions[-1] if reply.predictions else None
     loss: dict[str, Any] = {}
@@ -184,7 +184,7 @@ async def _loss(call: ToolContext, opened: OpenedInput, edits: dict[str, Any], *
         "loss_tokens": len(positions),
     }
     if detailed:
-        order = np.argsort(-np.abs(after - before))[: _LISTED["detailed"]].tolist()
+        order = np.argsort(-np.abs(after - before))[: _LISTED_BY_DETAIL["detailed"]].tolist()
         loss["tokens"] = [
             ChangedLoss(
                 position=positions[at] + 1,

@@ -30,7 +30,7 @@ from attention_transformers.model_layers import UnsupportedModel
 
 _CHUNKED: Final = "chunked_attention"
 """The kind of a layer whose query sees its own chunk of the text alone; its cache is that of a sliding window."""
-_STATES: Final = "conv_states", "recurrent_states"
+_STATE_NAMES: Final = "conv_states", "recurrent_states"
 
 
 @dataclass(eq=False)
@@ -281,14 +281,14 @@ class _JoinedStates(LinearAttentionLayer):
         self.has_previous_state = dict(first.has_previous_state)
         self.is_conv_states_initialized = dict(first.is_conv_states_initialized)
         self.is_recurrent_states_initialized = dict(first.is_recurrent_states_initialized)
-        for name in _STATES:
+        for name in _STATE_NAMES:
             for at, state in getattr(first, name).items():
                 if state is not None:
                     getattr(self, name)[at] = torch.cat([getattr(layer, name)[at] for layer in layers])
 
     def write_back(self) -> None:
         """Give each text its states."""
-        for name in _STATES:
+        for name in _STATE_NAMES:
             for at, state in getattr(self, name).items():
                 if state is not None:
                     for row, layer in enumerate(self.own):

@@ -27,7 +27,7 @@ _MAX_ENTRIES: Final = 2**22
 """The most entries of an array, and the most tensors."""
 _ALIGNMENT: Final = 32
 """Bytes of which the beginning of the tensors is a multiple, unless ``general.alignment`` says otherwise."""
-_LISTED: Final = 2**12
+_MAX_KEPT_NUMBERS: Final = 2**12
 """The most numbers of an array that are kept: enough for one a layer, and less than one a token of a vocabulary."""
 _REMEMBERED: Final = 1024
 """The headers, and reasons for which files have none, that are remembered."""
@@ -54,7 +54,7 @@ _TYPES: Final = {
     35: _Type("TQ2_0", 256, 66), 39: _Type("MXFP4", 32, 17),
 }  # fmt: skip
 """Types of tensors, by number, that the package gguf dequantizes. Source of the blocks: its ``GGML_QUANT_SIZES``."""
-_LEAST: Final = _Type("", 8, 1)
+_SMALLEST_TYPE: Final = _Type("", 8, 1)
 """Fewer bytes than a tensor of any type has, for types that are not read."""
 _FILES: Final = {
     11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 21: "Q2_K_S",
@@ -213,7 +213,7 @@ class _HeaderReader:
             raise ValueError(f"an array has {count} entries, more than {_MAX_ENTRIES}")
         if inner in _SCALARS:
             form = f"{count}{_SCALARS[inner]}"
-            if count <= _LISTED:
+            if count <= _MAX_KEPT_NUMBERS:
                 return list(self.unpacked(form))
             self.taken(struct.calcsize(f"<{form}"))
             return UnkeptArray(count)
@@ -230,7 +230,7 @@ class _HeaderReader:
             raise ValueError(f"{name[:80]} has {rank} dimensions; expected at most 4")
         shape = self.unpacked(f"{rank}Q")[::-1]
         kind, offset = self.unpacked("IQ")
-        return _Tensor(name, _TYPES.get(kind, _LEAST._replace(name=f"type {kind}")), shape, offset)
+        return _Tensor(name, _TYPES.get(kind, _SMALLEST_TYPE._replace(name=f"type {kind}")), shape, offset)
 
 
 def _once(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:

@@ -29,8 +29,8 @@ from attention_service.modules.checkpoints.forms.quantized.quantized_form import
 )
 
 _BITS: Final = {"int4": 4, "int8": 8}
-_BYTES: Final = {"int8": frozenset({"I8"}), "float8": FP8}
-_PLAIN: Final = {"int-quantized", "float-quantized", "naive-quantized"}
+_STORED_DTYPES: Final = {"int8": frozenset({"I8"}), "float8": FP8}
+_PLAIN_FORMATS: Final = {"int-quantized", "float-quantized", "naive-quantized"}
 _INTEGERS: Final = frozenset({"I32", "I64"})
 
 
@@ -46,7 +46,7 @@ def compressed(stated: Mapping[str, Any]) -> QuantizedForm | str:
     numbers = {f"{entry.get('type', 'int')}{entry.get('num_bits', 8)}"[:40] for entry in entries}
     form = str(stated.get("format"))[:40]
     zeros = all(entry.get("symmetric") is False for entry in entries)
-    if form in _PLAIN and numbers <= _BYTES.keys():
+    if form in _PLAIN_FORMATS and numbers <= _STORED_DTYPES.keys():
         return _plain(entries, numbers, zeros=zeros)
     if form == "pack-quantized" and len(numbers) == 1 and numbers <= _BITS.keys():
         ordered = all(entry.get("actorder") == "group" for entry in entries)
@@ -64,7 +64,7 @@ def _plain(entries: Sequence[Mapping[str, Any]], numbers: set[str], *, zeros: bo
         zero = optional(read, f"{prefix}weight_zero_point")
         return scaled(read(f"{prefix}weight").float(), named(read, f"{prefix}weight_scale"), zero, block)
 
-    stored = frozenset[str]().union(*(_BYTES[number] for number in numbers))
+    stored = frozenset[str]().union(*(_STORED_DTYPES[number] for number in numbers))
     parts = (
         StoredPart("weight", stored),
         StoredPart("weight_scale", SCALES, ANY_RANK),

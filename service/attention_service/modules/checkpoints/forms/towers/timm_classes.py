@@ -21,7 +21,7 @@ from attention_service.modules.checkpoints.forms.towers.tower import (
     zeros_like,
 )
 
-_PLAIN: Final = {
+_PLAIN_NAMES: Final = {
     "attention.o_proj": "attn.proj", "layernorm_before": "norm1", "layernorm_after": "norm2", "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }  # fmt: skip
@@ -91,7 +91,7 @@ def _vit(trunk: Trunk) -> tuple[dict[str, Any], dict[str, Part]]:
     classifies = bool(trunk.head) and trunk.pool == "token"
     base = f"{kind}." if classifies else ""
     embeddings = f"{base}embeddings."
-    parts = _layers(trunk, f"{base}layers.", _PLAIN) | renamed({f"{base}layernorm": "norm"}, trunk.shapes)
+    parts = _layers(trunk, f"{base}layers.", _PLAIN_NAMES) | renamed({f"{base}layernorm": "norm"}, trunk.shapes)
     parts |= renamed({f"{embeddings}patch_embeddings.projection": "patch_embed.proj"}, trunk.shapes)
     parts |= {f"{embeddings}cls_token": whole("cls_token"), f"{embeddings}position_embeddings": whole("pos_embed")}
     if taught:

@@ -9,7 +9,7 @@ from attention_service.modules.checkpoints.forms.form import DTYPES, Form, FormR
 from attention_service.modules.checkpoints.forms.towers import openclip_towers, timm_towers
 from attention_service.modules.checkpoints.json_objects import UnreadableJson, read_object
 
-_LARGEST: Final = 2**26
+_MAX_CONFIG_BYTES: Final = 2**26
 """Bytes of a config."""
 _OF_TRANSFORMERS: Final = "model.safetensors", "model.safetensors.index.json"
 
@@ -27,7 +27,7 @@ def _openclip(stored: Stored) -> Form | None:
         return None
     name = openclip_towers.CONFIG
     try:
-        config = read_object((stored.place / name).resolve(), _LARGEST)
+        config = read_object((stored.place / name).resolve(), _MAX_CONFIG_BYTES)
     except UnreadableJson as why:
         raise InvalidCheckpoint.at("checkpoint", f"{name} of {stored.place.name} {why}") from why
     return _made(openclip_towers.openclip_tower, config, stored, openclip_towers.TENSORS)

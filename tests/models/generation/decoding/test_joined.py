@@ -81,7 +81,7 @@ class Callers:
         _OPEN.append(self.decoder)
         self.running, self.faults, self.plans, self.given = {}, {}, {}, {}
 
-    def ask(self, name, prompt, **fields):
+    def begin(self, name, prompt, **fields):
         options = {"max_tokens": 6, "temperature": 0, "attention": {"top_k": 1}} | fields
         if look := options["attention"]:
             edits = look.get("edits", {})
@@ -92,6 +92,9 @@ class Callers:
         plan = replace(plan_generation(self.model, request), **self.options)
         self.plans[name], self.given[name] = plan, []
         self.running[name] = RunningGeneration(self.decoder, request, plan, self.given[name].append)
+
+    def ask(self, name, prompt, **fields):
+        self.begin(name, prompt, **fields)
         while self.running[name].unread:
             assert not read_prompts(self.decoder, [self.running[name]], 10_000)
 
@@ -463,6 +466,44 @@ def read_at_once(model, prompts):
     _OPEN.remove(callers.decoder)
     callers.decoder.close()
     return found, shapes
+
+
+STATISTICS = "entropy", "max_weight", "sink_share", "mean_distance", "received", "own_position", "induction", "locality"
+
+
+def asked_of(number):
+    """What each of sixteen callers asks of its text, unlike those of the others."""
+    look = {"statistics": [STATISTICS[(number + at) % 8] for at in range(1 + number % 4)], "top_k": number % 3}
+    look |= {"weights": number % 4 == 0, "layers": [1]} if number > 8 else {}
+    look |= {"heads": [1, 0]} if number % 5 == 1 else {}
+    if number % 7 == 2:
+        spans = {"spans": [{"name": "first", "tokens": [0, 2]}]} if number < 8 else {}
+        look |= {"statistics": ["classes"], "statistic_options": {"token_classes": {"x": TEXT[:3]}, **spans}}
+    return look
+
+
+@pytest.mark.sampled(kind=4)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_sixteen_callers_with_statistics_of_their_own_are_told_as_alone(kind):
+    """Prompts are read together where a past can be cut; some are longer than a window."""
+    model = loaded(kind, **FAMILIES[kind][1])
+    layers = {} if kind == "jamba" else {1: True}
+    asked = []
+    for number in range(16):
+        look = asked_of(number)
+        if not layers:
+            look.pop("layers", None)
+        prompt = TEXT[number : number + (3, 6, 5, 7, 21, 30, 41, 35)[number % 8]]
+        asked.append({"prompt": prompt, "attention": look, "max_tokens": 3})
+    callers = Callers(model)
+    for number, fields in enumerate(asked):
+        callers.begin(number, **fields)
+    assert not read_prompts(callers.decoder, list(callers.running.values()), 10_000)
+    found = callers.end()
+    if kind in {"gpt2", "qwen3", "deepseek_v3"}:
+        assert {each.joined for each in callers.running.values()} == {16}
+    for number, fields in enumerate(asked):
+        same(found[number], alone(model, **fields))
 
 
 @pytest.mark.sampled(kind=2)

@@ -20,9 +20,10 @@ from attention_service.core.attention import attend
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit, narrowed, write
 from attention_service.core.inspection.weights import weights_of
-from attention_service.core.problem import Problem, Selection
+from attention_service.core.problem import Selection
 from attention_service.core.slices import on_gpu
 from attention_service.models.generation.decoding.heard_frames import HeardFrames
+from attention_service.models.generation.decoding.last_queries import BY_QUERY, last_queries, last_query
 from attention_service.models.generation.decoding.pasts.joined_past import JoinedPast
 from attention_service.models.generation.decoding.pasts.text_pasts import PastPart
 from attention_service.models.generation.decoding.row_edits import RowEdits
@@ -35,8 +36,6 @@ from attention_transformers.function_calls import attention_call
 from attention_transformers.model_layers import LayerKey
 from attention_transformers.registration import forget_function, register_function
 
-_BY_QUERY: Final = frozenset({"position_bias", "indices"})
-"""Arguments of an attention function that have a dimension of queries, the last but one."""
 _ALIGNED: Final = 16
 """The multiple of keys to which PyTorch's kernels want the rows of a bias aligned; it copies one that is not."""
 _UNKNOWN: Final = frozenset({"softcap", "s_aux", "indices", "block_indices", "sinks"})
@@ -75,8 +74,13 @@ class Decoding(Protocol):
     def close(self) -> None:
         """Let the model attend as before."""
 
-    def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> AbstractContextManager[PassWeights]:
-        """Let a pass be over these texts; ``joined``: their pasts, if they are several."""
+    def running(
+        self, rows: Sequence[TextRow], joined: JoinedPast | None = None, ends: Sequence[int] | None = None
+    ) -> AbstractContextManager[PassWeights]:
+        """Let a pass be over these texts: over one, or over one token of each of several, or over whole prompts.
+
+        ``joined``: the pasts of several; ``ends``: the place of the last token of each prompt in its row.
+        """
 
 
 @contextmanager
@@ -117,6 +121,7 @@ class DecodeAttention:
         self._edited = self._tells = False
         """True if texts of the pass have edits, and if anything is asked of its attention or changed in it."""
         self._joined: JoinedPast | None = None
+        self._ends: Tensor | None = None
         self._pass_weights: PassWeights | None = None
         self._biases: dict[Hashable, tuple[Any, Tensor]] = {}
         """The masks and biases of the pass, and the biases made of them."""
@@ -127,11 +132,14 @@ class DecodeAttention:
         forget_function(self._name)
 
     @contextmanager
-    def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:
-        """Let a pass be over these texts; ``joined``: their pasts, if they are several."""
+    def running(
+        self, rows: Sequence[TextRow], joined: JoinedPast | None = None, ends: Sequence[int] | None = None
+    ) -> Iterator[PassWeights]:
+        """Let a pass be over these texts, as ``Decoding`` says."""
         self._core.give_way(self._model, self._name)
         self._core.restart()
         self._rows, self._joined, self._pass_weights = rows, joined, PassWeights()
+        self._ends = None if ends is None else torch.tensor(ends, device=self._model.device)
         for row in rows:
             self._edited = self._edited or bool(row.edits)
             self._tells = self._tells or bool(row.looks) or row.heard is not None
@@ -140,7 +148,7 @@ class DecodeAttention:
             with editing_states(rows, self._points) if self._edited else nullcontext():
                 yield self._pass_weights
         finally:
-            self._rows, self._joined, self._pass_weights = (), None, None
+            self._rows, self._joined, self._ends, self._pass_weights = (), None, None, None
             self._edited = self._tells = False
             self._biases.clear()
 
@@ -163,7 +171,12 @@ class DecodeAttention:
         if query.shape[2] > 1:  # a pass over one token is short
             checkpoint()
         edits = list[BoundEdit]()
-        if self._tells:
+        if self._ends is not None:
+            layer = self._core.turns.layer_of(module) if self._tells else None
+            if layer is not None and self._pass_weights is not None and _looked_at(layer, self._rows):
+                asked = last_queries(module, query, key, value, attention_mask, options, self._ends)
+                _tell(layer, self._rows, weights_of(asked, Selection()), self._pass_weights)
+        elif self._tells:
             (row,) = self._rows
             layer = self._core.turns.layer_of(module)
             edits = self._inside(row, layer, query, key) if self._edited else edits
@@ -178,7 +191,7 @@ class DecodeAttention:
                 own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1) if edits else edits
                 if hears and row.heard is not None:
                     row.heard.see(layer, last, own)
-                shared = last if not _BY_QUERY.isdisjoint(options) and _has(options, _BY_QUERY) else attention_mask
+                shared = last if not BY_QUERY.isdisjoint(options) and _has(options, BY_QUERY) else attention_mask
                 for look in looks:
                     told.see(look, layer, last, own, shared)
         if edits or (not _UNKNOWN.isdisjoint(options) and _has(options, _UNKNOWN)):
@@ -198,11 +211,9 @@ class DecodeAttention:
     ) -> Tensor:
         """The context ``[R, H, 1, Dv]`` of texts whose keys lie in one tensor. ``layer``: None if nothing is asked."""
         rows = self._rows[part.rows]
-        looks = [look for row in rows for look in row.looks] if layer is not None else []
         edited = [at for at, row in enumerate(rows) if row.edits]
         hearing = [row.heard for row in rows if layer is not None and row.heard is not None and row.heard.wants(layer)]
-        looking = layer is not None and any(look.wants(layer) for look in looks)
-        looking = looking or bool(hearing)
+        looking = bool(hearing) or (layer is not None and _looked_at(layer, rows))
         weights: Tensor | None = None
         bias = self._position_bias(options.get("position_bias"), part)
         if _has(options, _UNKNOWN):
@@ -231,21 +242,14 @@ class DecodeAttention:
             if weights is not None and one[1] is not None:
                 weights[at] = nn.functional.pad(one[1][0], (seen.start, weights.shape[-1] - seen.stop))
         if weights is not None and self._pass_weights is not None:
-            self._tell(layer, rows, part, weights, self._pass_weights)
+            for at, row in enumerate(rows):
+                if row.heard is not None and row.heard.wants(layer):
+                    row.heard.take(layer, weights[at, :, 0, : part.seen[at].stop])
+                if part.encoded:  # of an encoder's tokens, each text has its own alone
+                    _tell(layer, [row], weights[at : at + 1, ..., : part.seen[at].stop], self._pass_weights)
+            if not part.encoded:
+                _tell(layer, rows, weights, self._pass_weights)
         return context
-
-    def _tell(
-        self, layer: LayerKey, rows: Sequence[TextRow], part: PastPart, weights: Tensor, pass_weights: PassWeights
-    ) -> None:
-        """Give the weights ``[R, H, 1, K]`` to those who ask for them: of an encoder's tokens each text's own alone."""
-        for at, row in enumerate(rows):
-            own = weights[at : at + 1, ..., : part.seen[at].stop]
-            if row.heard is not None and row.heard.wants(layer):
-                row.heard.take(layer, own[0, :, 0])
-            for look in row.looks if part.encoded else ():
-                pass_weights.add(layer, [look], own)
-        for number in range(0 if part.encoded else max(len(row.looks) for row in rows)):
-            pass_weights.add(layer, [row.looks[number] if number < len(row.looks) else None for row in rows], weights)
 
     def _one_call(self, query: Tensor, part: PastPart, scale: float | None, added: Tensor | None) -> Tensor:
         """The context ``[R, H, 1, Dv]`` by one kernel: the heads of a group are the queries of their keys."""
@@ -305,6 +309,17 @@ class DecodeAttention:
         return context, weights_of(problem, Selection(), edits) if row.looks else None
 
 
+def _looked_at(layer: LayerKey, rows: Sequence[TextRow]) -> bool:
+    """True if texts of a pass report on a layer."""
+    return any(look.wants(layer) for row in rows for look in row.looks)
+
+
+def _tell(layer: LayerKey, rows: Sequence[TextRow], weights: Tensor, pass_weights: PassWeights) -> None:
+    """Give the weights ``[R, H, 1, K]`` of a layer to the reports of these texts."""
+    for number in range(max(len(row.looks) for row in rows)):
+        pass_weights.add(layer, [row.looks[number] if number < len(row.looks) else None for row in rows], weights)
+
+
 def _has(options: Mapping[str, Any], names: frozenset[str]) -> bool:
     """True if a call has an argument of these names."""
     return not names.isdisjoint(options) and any(options.get(name) is not None for name in names)
@@ -329,18 +344,5 @@ def _weighed(
 
 def _of_rows(options: Mapping[str, Any], rows: slice) -> dict[str, Tensor]:
     """The arguments with a dimension of queries, but for the bias, as they are for some texts."""
-    given = {name: tensor for name in _BY_QUERY - {"position_bias"} if (tensor := options.get(name)) is not None}
+    given = {name: tensor for name in BY_QUERY - {"position_bias"} if (tensor := options.get(name)) is not None}
     return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in given.items()}
-
-
-def last_query(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-) -> Problem:
-    """The problem of the last query alone."""
-    if mask is not None and mask.shape[-2] > 1:
-        mask = mask[..., -1:, :]
-    cut: dict[str, Tensor] = {}
-    for name in _BY_QUERY.intersection(options):
-        if (given := options[name]) is not None:
-            cut[name] = given[..., -1:, :]
-    return problem_of(attention_call(module, query[:, :, -1:], key, value, mask, **{**options, **cut}).raw())

@@ -15,7 +15,7 @@ from attention_service.models.generation.decoding.joined_prompts import alike_in
 from attention_service.models.generation.decoding.logit_processors import no_finite_logits
 from attention_service.models.generation.decoding.observed_decoding import ObservedDecoding
 from attention_service.models.generation.decoding.read_texts import ReadTexts
-from attention_service.models.generation.decoding.running_text import RunningText
+from attention_service.models.generation.decoding.running_text import RunningText, reports_of
 from attention_service.models.generation.decoding.token_attention import PassWeights
 from attention_service.models.generation.decoding.watched_states import scoring
 from attention_service.models.loaded.adapters import Adapter
@@ -124,12 +124,15 @@ class Decoder:
             try:
                 adapted = self.loaded.adapters.of_rows([text.adapter for text in shared])
                 with torch.inference_mode(), adapted:
-                    logits = read_together(self.model, self.attention, self.loaded.points, shared)
+                    logits, reports = read_together(self.model, self.attention, self.loaded.points, shared)
             except Exception:
                 shared = [first]
             else:
                 requests = len({text.request for text in shared})
-                steps = [self._chosen(*row, None, requests) for row in zip(shared, logits, strict=True)]
+                steps = [
+                    self._chosen(text, row, None if text.look is None else reports[text.look], requests)
+                    for text, row in zip(shared, logits, strict=True)
+                ]
                 return steps, sum(len(text.ids) for text in shared)
         before = first.seen
         try:
@@ -241,16 +244,13 @@ class Decoder:
             with adapted, self.attention.running(texts, group.past) as weights:
                 with watching:
                     logits = group.run()
-                looking = {look: text.ids for text in texts for look in text.looks}
-                layers = weights.reports(looking) if looking else {}
+                layers = reports_of(texts, weights)
         except Exception:
             group.dissolve()
             self._groups = {key: kept_group for key, kept_group in self._groups.items() if kept_group is not group}
             return [self._single(text) for text in texts]
         group.end()
         for text in texts:
-            if text.watch is not None and text.watch.looks:
-                text.watch.take(layers)
             if text.heard is not None:
                 text.heard.end_pass()
         requests = len({text.request for text in texts})
@@ -271,10 +271,8 @@ class Decoder:
         text.advance(output)
         if text.heard is not None:
             text.heard.end_pass(output.logits)
-        reports = weights.reports(dict.fromkeys(text.looks, text.ids)) if text.looks else {}
+        reports = reports_of([text], weights) if text.looks else {}
         layers = None if text.look is None else reports[text.look]
-        if text.watch is not None:
-            text.watch.take(reports)
         text.seen = len(text.ids)
         logits = wide(output.logits[:, -1], copy=True)
         return Step(text, logits, text.choose(logits), layers)

@@ -9,17 +9,17 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from attention_service.core.tensors import wide
-from attention_service.models.generation.decoding.decode_attention import Decoding, editing_states
-from attention_service.models.generation.decoding.running_text import RunningText
+from attention_service.models.generation.decoding.decode_attention import Decoding
+from attention_service.models.generation.decoding.running_text import Reports, RunningText, reports_of
 from attention_service.models.generation.decoding.watched_states import scoring
 from attention_service.models.passes.points import Points
 
 
 def reads_together(text: RunningText) -> bool:
-    """True if a text's past may be cut out of that of a batch, and nothing is asked of the passes over its prompt."""
+    """True if a text's past may be cut out of that of a batch, and its last token alone is asked about."""
     past = text.past
     edited = not (text.edits.of_states_alone or text.edits.begin_later)
-    if text.alone or text.seen or edited or text.looks or watches_prompt(text) or not text.reads_tokens_alone:
+    if text.alone or text.seen or edited or watches_prompt(text) or not text.reads_tokens_alone:
         return False
     most = 2 * len(text.ids)  # the longest of a batch
     return (
@@ -55,10 +55,12 @@ def alike_in_length(texts: Sequence[RunningText], most: int) -> list[RunningText
     return longest
 
 
-def read_together(model: Any, attention: Decoding, points: Points, texts: Sequence[RunningText]) -> list[Tensor]:
+def read_together(
+    model: Any, attention: Decoding, points: Points, texts: Sequence[RunningText]
+) -> tuple[list[Tensor], Reports]:
     """Read the prompts of several texts in one pass.
 
-    Returns the logits ``[1, V]`` of each one's next token, in float32 or float64.
+    Returns the logits ``[1, V]`` of each one's next token, in float32 or float64, and the reports on them.
     """
     longest = max(texts, key=lambda text: len(text.ids))
     width, device = len(longest.ids), model.device
@@ -74,8 +76,10 @@ def read_together(model: Any, attention: Decoding, points: Points, texts: Sequen
     else:
         places = list(range(width))
     ends = [len(text.ids) - 1 for text in texts]
-    with attention.running([]), editing_states(texts, points), scoring([text.watch for text in texts], points, ends):
+    watches = [text.watch for text in texts]
+    with attention.running(texts, ends=ends) as weights, scoring(watches, points, ends):
         logits = model(**arguments, return_dict=True).logits
+    reports = reports_of(texts, weights)
     logits_of_texts = []
     for row, text in enumerate(texts):
         for own, whole in zip(text.past.layers, past.layers, strict=True):
@@ -85,7 +89,7 @@ def read_together(model: Any, attention: Decoding, points: Points, texts: Sequen
         text.seen = len(text.ids)
         at = places.index(len(text.ids) - 1)
         logits_of_texts.append(wide(logits[row : row + 1, at], copy=True))
-    return logits_of_texts
+    return logits_of_texts, reports
 
 
 def cut(own: Any, whole: Any, row: int, length: int) -> None:

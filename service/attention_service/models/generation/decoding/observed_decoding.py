@@ -29,7 +29,9 @@ class ObservedDecoding:
         """Leave the model as it is."""
 
     @contextmanager
-    def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:
+    def running(
+        self, rows: Sequence[TextRow], joined: JoinedPast | None = None, ends: Sequence[int] | None = None
+    ) -> Iterator[PassWeights]:
         """Let a pass be over one text, or over any texts of a model without attentions."""
         core, weights = self._core, PassWeights()
         core.restart()

@@ -20,13 +20,16 @@ from attention_service.models.generation.decoding.heard_frames import HeardFrame
 from attention_service.models.generation.decoding.logit_processors import no_finite_logits
 from attention_service.models.generation.decoding.pasts.text_pasts import unjoinable
 from attention_service.models.generation.decoding.row_edits import RowEdits
-from attention_service.models.generation.decoding.token_attention import TokenAttention
+from attention_service.models.generation.decoding.token_attention import PassWeights, TokenAttention
 from attention_service.models.generation.decoding.watched_states import TextWatch
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.passes.module_states import Held, copied
 
 _PASTS: Final = "past_key_values", "cache_params", "state"
 """The arguments in which models keep a past: keys and values, or running states."""
+
+Reports = Mapping[TokenAttention, list[dict[str, Any]]]
+"""The fields of the schema ``TokensAttention`` of each layer, by report."""
 
 
 class Sharing(NamedTuple):
@@ -249,3 +252,17 @@ class RunningText:
             probabilities = torch.softmax(scores, -1)
             return int(torch.multinomial(probabilities, 1, generator=self.generator))
         return int(scores.argmax(-1))
+
+
+def reports_of(texts: Sequence[RunningText], weights: PassWeights) -> Reports:
+    """The reports on the attention of the last tokens of a pass, by which probes of heads have scored them."""
+    looking: dict[TokenAttention, Sequence[int]] = {}
+    for text in texts:
+        looking |= dict.fromkeys(text.looks, text.ids)
+    if not looking:
+        return {}
+    reports: Reports = weights.reports(looking)
+    for text in texts:
+        if text.watch is not None and text.watch.looks:
+            text.watch.take(reports)
+    return reports

@@ -30,11 +30,13 @@ HAS_TORCH = find_spec("torch") is not None
 def pytest_configure(config: pytest.Config) -> None:
     """Trust a single authority: each new client reads them all, which takes 60 ms, and no test leaves the machine.
 
-    Hypothesis limits no times, which a busy machine exceeds.
+    Hypothesis limits no times, which a busy machine exceeds. No garbage is collected while tests are: almost nothing
+    of what is imported and made then is garbage, and to look at it takes three seconds of each worker.
     """
     import certifi
     from hypothesis import HealthCheck, settings
 
+    gc.disable()
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
 
@@ -53,8 +55,8 @@ def pytest_collection_finish() -> None:
 
     A machine's rates are measured once a process.
     """
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(700, 10, 100)  # what outlives two collections is looked at a tenth as often
     if torch_device := sys.modules.get("attention_service.runtime.device.torch_device"):
         torch_device.measure_rates = cache(torch_device.measure_rates)  # 40 ms, at each Device.open of a test

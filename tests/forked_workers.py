@@ -80,7 +80,7 @@ def _begin(environment: Mapping[str, str]) -> None:
 
 @cache
 def _begin_once(environment: Sequence[tuple[str, str]]) -> None:
-    _FORKS.set_forkserver_preload(["attention_service.models.process.__main__"])
+    _FORKS.set_forkserver_preload(["tests.warm_process"])
     with patch.dict(os.environ, environment):
         first = _FORKS.Process(target=int)
         first.start()

@@ -63,10 +63,10 @@ def test_a_warm_request_passes_few_functions_in_few_files(watched, question):
         passed.fresh()
         client.post(path, content=body).raise_for_status()
         found += [passed.fresh()] if number >= WARM else []
-    # Observations are digested many at a time, on a busy machine with every request: the few least have none.
-    typical = sorted(found, key=Counter.total)[2]
-    assert typical.total() <= CALLS[question], typical.most_common()
-    files = {file for file, _ in typical}
+    # Observations are digested many at a time, on a busy machine with almost every request: the least has none.
+    least = min(found, key=Counter.total)
+    assert least.total() <= CALLS[question], least.most_common()
+    files = {file for file, _ in least}
     assert len(files) <= FILES[question], sorted(files)
 
 

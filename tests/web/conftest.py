@@ -43,7 +43,7 @@ DRAWN = """() => document.querySelector("main h2") && !document.querySelector("[
   && [...document.querySelectorAll("main .empty")].every((each) => !each.textContent.includes("…"))
   && [...document.querySelectorAll(".stage canvas")].every((each) => each.style.width || !each.checkVisibility())"""
 """True once nothing is waited for and each heat map is laid out."""
-PATIENCE_S = 30
+PATIENCE_S = 120
 """Seconds after which something will not come: other work may be on both processors."""
 BLOCK = 8
 """Pixels a side of the squares whose mean colours are compared: edges of letters differ between releases of a font."""

@@ -87,8 +87,11 @@ def test_costs_follow_the_sliders(visit):
     page = visit.open("#/cost?against=window&cost_causal=1")
     page.wait_for_selector("table >> text=flops")
     assert page.locator("svg.drawing").count() == 3
+    costs = page.locator("table", has_text="Cost by length")
+    before = costs.inner_text()
     page.get_by_label("Heads h").fill("4")
     page.wait_for_url("**num_heads=16**")
+    visit.until(lambda: costs.inner_text() != before)
     visit.picture("cost")
 
 

@@ -433,7 +433,15 @@ def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
         assert ask(http, "a")["ran"]["architecture"] != first
 
 
-def test_an_idle_model_is_described_by_the_files_that_its_folder_has_now(stand_ins, tmp_path):
+def test_an_idle_model_is_described_by_the_files_that_its_folder_has_now(stand_ins, tmp_path, monkeypatch):
+    """Also while its process ends, which takes a while on a busy machine."""
+    may_end, end = threading.Event(), worker_process.WorkerProcess.end
+
+    async def slow_end(worker):
+        await asyncio.to_thread(may_end.wait, 60)
+        await end(worker)
+
+    monkeypatch.setattr(worker_process.WorkerProcess, "end", slow_end)
     write_checkpoint(tmp_path / "one")
     tokenizer().save_pretrained(tmp_path / "words")
     with live_server(tmp_path, model_idle_seconds=0.1) as url, httpx.Client(base_url=url, timeout=60) as http:
@@ -447,6 +455,8 @@ def test_an_idle_model_is_described_by_the_files_that_its_folder_has_now(stand_i
 
         assert takes() == [[]] * 3
         shutil.copy(tmp_path / "words" / "tokenizer.json", tmp_path / "one")
+        assert takes() == [["text"]] * 3
+        may_end.set()
         assert takes() == [["text"]] * 3
         shutil.rmtree(tmp_path / "one")
         assert takes()[2] == ["text"], "what was known is told"

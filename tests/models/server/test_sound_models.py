@@ -25,7 +25,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with Client(server) as made:
+    with Client(server, timeout=300) as made:  # three models are loaded by one test, on a machine that may be busy
         yield made
 
 

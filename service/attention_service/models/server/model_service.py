@@ -318,7 +318,7 @@ class ModelService:
         """
         self._runner.check_ready()
         model, adapter = await self._found(name, getattr(request, "adapter", None))
-        if not model.is_alive:
+        if model.state == "idle":
             await self._read_again([model] if model.name in self._models else [])
             model.folder.check()
         if adapter is not None:
@@ -326,12 +326,12 @@ class ModelService:
         return self._models.setdefault(model.name, model), None if adapter is None else adapter.facts
 
     async def _read_again(self, models: Iterable[ResidentModel]) -> None:
-        """Read the files of idle models again, which may have changed since their processes ended."""
-        for model in [dead for dead in models if not dead.is_alive]:
+        """Read the files of idle models again, which may have changed since they were loaded."""
+        for model in [each for each in models if each.state == "idle"]:
             with suppress(CheckpointNotFound, InvalidCheckpoint):  # the next load says so
                 read = partial(model_catalogue.find_folder, self._root, model.folder.checkpoint)
                 folder = await self._runner.in_thread(read)
-                if not model.is_alive:
+                if model.state == "idle":
                     model.folder = folder
 
     async def _ask(self, model: ResidentModel, question: Question) -> None:

@@ -327,7 +327,7 @@ class ModelService:
 
     async def _read_again(self, models: Iterable[ResidentModel]) -> None:
         """Read the files of idle models again, which may have changed since they were loaded."""
-        for model in [each for each in models if each.state == "idle"]:
+        for model in [idle for idle in models if idle.state == "idle"]:
             with suppress(CheckpointNotFound, InvalidCheckpoint):  # the next load says so
                 read = partial(model_catalogue.find_folder, self._root, model.folder.checkpoint)
                 folder = await self._runner.in_thread(read)

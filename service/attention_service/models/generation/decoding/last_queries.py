@@ -36,8 +36,8 @@ def last_queries(
         mask = (torch.arange(key.shape[2], device=ends.device) <= ends[:, None])[:, None, None]
     else:
         mask = _at(mask, ends)
-    given = {name: each for name in BY_QUERY.intersection(options) if (each := options[name]) is not None}
-    cut = {name: _at(each, ends) for name, each in given.items()}
+    given = {name: tensor for name in BY_QUERY.intersection(options) if (tensor := options[name]) is not None}
+    cut = {name: _at(tensor, ends) for name, tensor in given.items()}
     call = attention_call(module, _at(query, ends), key, value, mask, **{**options, **cut})
     return problem_of(call.raw(whole=True))
 

@@ -22,6 +22,7 @@ PAGES = (
     "long_inspection",
     "models",
     "effects",
+    "package_calls",
     "callers",
     "conversations",
     "adapters",

@@ -2,18 +2,26 @@
 
 import sys
 import time
+from copy import deepcopy
 from itertools import islice
 from types import SimpleNamespace
 
 import benchmarks.__main__ as quick_set
+import numpy as np
 import pytest
+import torch
+from benchmarks.generation import letters
 from benchmarks.measure import Case, measure, rows
 from benchmarks.page import publish
 from benchmarks.peers.entries import PEERS, entries, versions
 from benchmarks.peers.environments import Environment
 from benchmarks.processes import ROOT, ServerError
 from benchmarks.workloads import Workload
+from transformers import AlbertConfig, AutoModelForMaskedLM
 
+from attention_contract.schemas.model_requests import ModelWeightsRequest
+from attention_service.models.answers.model_weights import weights_reply
+from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device
 from benchmarks import (
     admission,
@@ -24,6 +32,7 @@ from benchmarks import (
     kernels,
     long_inspection,
     models,
+    package_calls,
     questions,
     scaling,
     serving,
@@ -84,6 +93,23 @@ def test_each_request_is_what_its_name_says():
     assert len({one.name for one in requests}) == len(requests)
     assert max(len(one.body) for one in requests) > 2**23
     assert all(len(one.body) < 2**18 for one in requests if "draws" in one.name)
+
+
+def test_a_package_finds_the_numbers_of_the_service():
+    """Both sides of a row are asked for the same: weights, and statistics of texts of unlike lengths."""
+    torch.manual_seed(0)
+    made = AutoModelForMaskedLM.from_config(AlbertConfig(**package_calls.CONFIG), attn_implementation="eager").eval()
+    loaded = LoadedModel("albert", deepcopy(made).requires_grad_(False), letters(), Device.open("cpu"))
+    texts, package = package_calls.texts_of(0, [9, 5, 7]), package_calls.Package(made)
+    asked = ModelWeightsRequest(tokens=texts, statistics=[*package_calls.STATISTICS])
+    layers = weights_reply(loaded, asked).layers
+    for name, theirs in package.survey(texts, 2).items():
+        np.testing.assert_allclose(
+            theirs, np.stack([getattr(layer.statistics, name) for layer in layers], 1), atol=1e-5
+        )
+    for row, text in enumerate(texts):
+        ours = np.stack([layer.weights[row] for layer in layers])[..., : len(text), : len(text)]
+        np.testing.assert_allclose(package.weights([text])[:, 0], ours, atol=1e-5)
 
 
 @pytest.mark.slow

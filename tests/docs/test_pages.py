@@ -53,6 +53,7 @@ def console_lines():
         "checkpoints_page",
         "metrics_page",
         "scopes_page",
+        "engines_page",
     ],
 )
 def test_a_generated_page_is_current(generator):

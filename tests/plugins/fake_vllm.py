@@ -1,14 +1,18 @@
 """What the plugin sees of a pass of vLLM's: pages, metadata, runners of both versions, and a kernel that attends."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from attention_vllm.asked_requests import KernelCall
+from attention_vllm.attention_outputs import AttentionOutputs
+from attention_vllm.bound_asks import KnownModel
 from attention_vllm.layer_facts import LayerFacts
 from attention_vllm.page_layouts import SideBySide, TokensLast
-from attention_vllm.pass_observer import KernelCall, PassObserver
+from attention_vllm.pass_observer import PassObserver
+from attention_vllm.rank_heads import WHOLE
 from attention_vllm.result_channel import ResultChannel
 
 PAGE, WIDTH, HEADS, KV_HEADS = 4, 8, 4, 2
@@ -47,20 +51,44 @@ class FakeText:
     pages: list[int] = field(default_factory=list)
 
 
+class FakeAttention(torch.nn.Module):
+    """A kernel and a projection behind it, as vLLM's models have them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.attn, self.o_proj = torch.nn.Identity(), torch.nn.Linear(width, 6, bias=False)
+
+    def forward(self, context):
+        return self.o_proj(self.attn(context))
+
+
 class FakeEngine:
     """Layers with random queries, keys and values: the tokens of a pass are all that decides them."""
 
-    def __init__(self, facts, layout=None, seed=0, version=1):
+    def __init__(self, facts, layout=None, seed=0, version=1, share=WHOLE):
+        """``share``: the heads that the texts' queries, keys and values are narrowed to."""
         self.facts = facts if isinstance(facts, dict) else {0: facts, 1: facts}
         self.layout = layout or TokensLast()
         self.version, self.draw = version, torch.Generator().manual_seed(seed)
         self.texts: dict[str, FakeText] = {}
         self.channel = ResultChannel()
         self.observer = PassObserver(self.channel)
-        self.observer.facts, self.observer.refusal = self.facts, None
+        self.modules = torch.nn.ModuleList(
+            FakeAttention(HEADS // share.ranks * WIDTH) for _ in self.facts
+        ).requires_grad_(False)
+        own = {layer: part_of(each, share) for layer, each in self.facts.items()}
+        self.observer.model = KnownModel(own, share, dict.fromkeys(self.facts, 6))
+        self.observer.outputs = AttentionOutputs.of(
+            self.modules, {at: each.attn for at, each in enumerate(self.modules)}
+        )
+        self.observer.refusal, self.share = None, share
+        self.projected: dict[int, torch.Tensor] = {}
         self.free = [int(page) for page in torch.randperm(60, generator=self.draw) + 1]
         # Places in pages that no token has may hold anything.
-        self.caches = {layer: torch.full((61, KV_HEADS, PAGE, 2 * WIDTH), torch.nan) for layer in self.facts}
+        heads, kv_heads = HEADS // share.ranks, KV_HEADS * share.copies // share.ranks
+        first = share.rank // share.copies * kv_heads
+        self.heads, self.kv_heads = slice(share.rank * heads, (share.rank + 1) * heads), slice(first, first + kv_heads)
+        self.caches = {layer: torch.full((61, kv_heads, PAGE, 2 * WIDTH), torch.nan) for layer in self.facts}
         self.outputs: dict[int, torch.Tensor] = {}
         self.plain: dict[int, torch.Tensor] = {}
         self.starts: dict[str, tuple[int, int]] = {}
@@ -91,14 +119,14 @@ class FakeEngine:
                 text.v.append(self.random(KV_HEADS, 64, WIDTH))
             for place in range(len(text.tokens)):
                 page, at = text.pages[place // PAGE], place % PAGE
-                key, value = text.k[layer][:, place], text.v[layer][:, place]
+                key, value = text.k[layer][self.kv_heads, place], text.v[layer][self.kv_heads, place]
                 cache = self.caches[layer]
                 if isinstance(self.layout, SideBySide):
                     cache[page, :, at] = torch.cat([key, value], -1)
                 else:
-                    flat = cache[page].view(KV_HEADS, 2, -1)
-                    flat[:, 0].view(KV_HEADS, WIDTH, PAGE)[:, :, at] = key
-                    flat[:, 1].view(KV_HEADS, PAGE, WIDTH)[:, at] = value
+                    flat = cache[page].view(len(key), 2, -1)
+                    flat[:, 0].view(len(key), WIDTH, PAGE)[:, :, at] = key
+                    flat[:, 1].view(len(key), PAGE, WIDTH)[:, at] = value
 
     def run(self, scheduled, finished=()):
         """A pass over the next tokens of texts: ``{name: (first, stop)}``; the rows are in another order."""
@@ -122,12 +150,13 @@ class FakeEngine:
         )  # fmt: skip
         self.observer.begin(output, runner)
         self.starts = {name: (starts[at], starts[at + 1]) for at, name in enumerate(names)}
-        for layer, facts in self.facts.items():
-            query, out = [], []
+        for layer, whole in self.facts.items():
+            query, out, facts = [], [], part_of(whole, self.share)
             for name in names:
                 text, (first, stop) = self.texts[name], scheduled[name]
-                q = self.queries(name, layer, first, stop)
-                _, context = attended(facts, q, text.k[layer][:, :stop], text.v[layer][:, :stop], first)
+                q = self.queries(name, layer, first, stop)[self.heads]
+                k, v = (x[layer][self.kv_heads, :stop] for x in (text.k, text.v))
+                _, context = attended(facts, q, k, v, first)
                 query.append(q.transpose(0, 1))
                 out.append(context.transpose(0, 1).float() + self.spoiled)
             self.plain[layer] = torch.cat(out)
@@ -137,6 +166,7 @@ class FakeEngine:
                     layer, self.layout, torch.cat(query), self.caches[layer], metadata, self.outputs[layer]
                 )
                 self.observer.observe(call)
+            self.projected[layer] = self.modules[layer](self.outputs[layer].flatten(1))
         self.observer.end()
         return {name: self.channel.take(name) for name in names}
 
@@ -169,3 +199,13 @@ class FakeEngine:
 
 def facts_of(**more):
     return LayerFacts(HEADS, KV_HEADS, WIDTH, **({"scale": WIDTH**-0.5} | more))
+
+
+def part_of(facts, share):
+    """The facts of a layer on one rank."""
+    sinks = facts.sinks
+    if sinks is not None:
+        sinks = sinks.chunk(share.ranks)[share.rank]
+    return replace(
+        facts, heads=facts.heads // share.ranks, kv_heads=facts.kv_heads * share.copies // share.ranks, sinks=sinks
+    )

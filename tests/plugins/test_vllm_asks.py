@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +12,14 @@ from tests.plugins.fake_vllm import facts_of
 
 from attention_contract.errors import InvalidRequest
 from attention_vllm import vllm_names
-from attention_vllm.asks import read_ask
-from attention_vllm.bound_asks import bind_ask
+from attention_vllm.asks import prompt_digest, read_ask
+from attention_vllm.bound_asks import KnownModel, bind_ask
 from attention_vllm.engine_refusals import refused_engine
 from attention_vllm.serve_command import with_plugin
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "vllm" / "attention_vllm"
-FACTS = {0: facts_of(), 2: facts_of(window=4)}
+MODEL = KnownModel({0: facts_of(), 2: facts_of(window=4)}, outputs={0: 6, 2: 6})
+PROMPT = [*range(5)]
 EDIT = {"tap": "context", "set": 0}
 FAULTS = {
     "attention.steer": {"steer": [{"vector": "0" * 32}]},
@@ -39,7 +41,16 @@ FAULTS = {
     },
     "attention.edits.embeddings": {"edits": {"embeddings": [{"tap": "embeddings", "set": 0}]}},
     "attention.edits.1": {"edits": {"1": [EDIT]}},
-    "attention.edits.0.0.tap": {"edits": {"0": [{"tap": "output", "set": 0}]}},
+    "attention.edits.0.0.tap": {"edits": {"0": [{"tap": "mlp", "set": 0}]}},
+    "attention.edits.2.1.heads": {"edits": {"2": [EDIT, {"tap": "output", "heads": [0], "set": 0}]}},
+    "attention.edits.2.1.keys": {"edits": {"2": [EDIT, EDIT | {"keys": [0]}]}},
+    "attention.edits.2.1.queries": {"edits": {"2": [EDIT, {"tap": "v", "queries": [0], "set": 0}]}},
+    "attention.edits.2.1.experts": {"edits": {"2": [EDIT, EDIT | {"experts": [0]}]}},
+    "attention.edits.2.1.value": {"edits": {"2": [EDIT, {"tap": "output", "value": [1.0, 2.0]}]}},
+    "attention.edits.2.2.heads": {
+        "edits": {"2": [EDIT, EDIT, {"tap": "q", "heads": [1, 1], "value": [[[1.0]], [[2.0]]]}]},
+    },
+    "attention.edits.2.1.set": {"edits": {"2": [EDIT, {"tap": "output", "set": 1e39}]}},
     "attention.edits.2.0.tap": {"edits": {"2": [{"tap": "weights", "set": 0.5}]}},
     "attention.edits.0.0.heads": {"edits": {"0": [{"tap": "v", "heads": [2], "set": 0}]}},
     "attention.edits.0.0.queries": {"edits": {"0": [EDIT | {"queries": [40]}]}},
@@ -52,7 +63,7 @@ FAULTS = {
 @pytest.mark.parametrize("param", FAULTS)
 def test_a_field_that_is_not_answered_is_refused_by_its_name(param):
     with pytest.raises(InvalidRequest) as caught:
-        bind_ask(read_ask({"id": "a", "attention": FAULTS[param], "cache_salt": "own"}), FACTS, 5, 20, "cpu")
+        bind_ask(read_ask({"id": "a", "attention": FAULTS[param], "cache_salt": "own"}), MODEL, PROMPT, 20)
     assert caught.value.param == param
 
 
@@ -60,7 +71,7 @@ def test_an_ask_is_an_object_or_its_text_and_edits_need_a_salt():
     given = {"id": "a", "attention": {"edits": {"0": [EDIT]}}, "cache_salt": "own"}
     ask = read_ask(json.dumps(given))
     assert ask == read_ask(given)
-    bound = bind_ask(ask, FACTS, 5, 20, "cpu")
+    bound = bind_ask(ask, MODEL, PROMPT, 20)
     assert bound.layers == (0, 2)
     assert bound.edited_heads == {0: [0, 1, 2, 3]}
     for fault, param in (("{", "attention"), ([], "attention"), (given | {"cache_salt": None}, "cache_salt")):
@@ -69,10 +80,33 @@ def test_an_ask_is_an_object_or_its_text_and_edits_need_a_salt():
         assert caught.value.param == param
 
 
+def test_spans_of_messages_belong_to_the_prompt_of_which_the_server_knew_the_characters():
+    wanted = {"statistics": ["classes"], "statistic_options": {"spans": [{"name": "a", "messages": [0]}]}}
+    given = {"id": "a", "attention": wanted, "spans": {"prompt": prompt_digest(PROMPT), "tokens": [[1, 2]]}}
+    assert bind_ask(read_ask(given), MODEL, PROMPT, 20).spans == {"a": [1, 2]}
+    faults = {
+        "expected the tokens": {"spans": None},
+        "other tokens": {"spans": given["spans"] | {"prompt": prompt_digest([1])}},
+        "did not come": {"spans": given["spans"] | {"tokens": []}},
+        "not among": {"spans": given["spans"] | {"tokens": [[5]]}},
+    }
+    for fault, fields in faults.items():
+        with pytest.raises(InvalidRequest) as caught:
+            bind_ask(read_ask(given | fields), MODEL, PROMPT, 20)
+        assert caught.value.param == "attention.statistic_options.spans.0.messages", fault
+
+
+def test_outputs_are_refused_by_their_field_where_they_are_not_seen():
+    ask = read_ask({"id": "a", "attention": {"edits": {"0": [{"tap": "output", "set": 0}]}}, "cache_salt": "own"})
+    with pytest.raises(InvalidRequest, match="compiled") as caught:
+        bind_ask(ask, replace(MODEL, outputs="compiled graphs hide it"), PROMPT, 20)
+    assert caught.value.param == "attention.edits.0.0.tap"
+
+
 def test_values_by_head_are_bound_as_float32():
     value = [[[1.0]], [[2.0]]]
     edits = {"0": [{"tap": "context", "heads": [1, 3], "value": value}]}
-    bound = bind_ask(read_ask({"id": "a", "attention": {"edits": edits}, "cache_salt": "x"}), FACTS, 5, 20, "cpu")
+    bound = bind_ask(read_ask({"id": "a", "attention": {"edits": edits}, "cache_salt": "x"}), MODEL, PROMPT, 20)
     (edit,) = bound.edits[0]
     assert torch.equal(edit.value, torch.tensor(value))
     assert bound.edited_heads == {0: [1, 3]}
@@ -86,7 +120,8 @@ def test_values_by_head_are_bound_as_float32():
         ({"model_config.is_encoder_decoder": True}, "encoder-decoder"),
         ({"cache_config.cache_dtype": "fp8_e4m3"}, "fp8_e4m3"),
         ({"parallel_config.decode_context_parallel_size": 2}, "context parallel"),
-        ({"parallel_config.tensor_parallel_size": 2}, "tensor parallel"),
+        ({"parallel_config.tensor_parallel_size": 2}, None),
+        ({"parallel_config.pipeline_parallel_size": 2}, "pipeline parallel"),
         ({"parallel_config.enable_dbo": True}, "dual batch overlap"),
         ({"speculative_config": object()}, "speculative"),
     ],
@@ -122,11 +157,12 @@ def test_the_names_of_vllm_that_are_imported_are_listed():
     assert {module: {*names} for module, names in vllm_names.IMPORTED.items()} == found
 
 
-def test_the_plugin_needs_the_contract_and_the_core_alone():
+def test_the_plugin_needs_the_contract_and_the_core_and_two_files_that_read_conversations():
     own = {module for _, module, _ in imported() if module.startswith("attention_") and "vllm" not in module}
-    assert {
-        module for module in own if not module.startswith(("attention_contract.", "attention_service.core."))
-    } == set()
+    assert {module for module in own if not module.startswith(("attention_contract.", "attention_service.core."))} == {
+        "attention_service.models.inputs.conversations",
+        "attention_service.models.inputs.named_spans",
+    }
     others = {module.partition(".")[0] for _, module, _ in imported()}
     assert not others & {"transformers", "fastapi", "starlette", "uvicorn", "attention_client"}
 

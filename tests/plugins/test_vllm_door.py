@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
+from pathlib import Path
 
 import anyio
 import httpx
@@ -13,8 +15,9 @@ import uvicorn
 
 from attention_client import Client
 from attention_contract.errors import AttentionError, InvalidRequest
-from attention_vllm.attention_door import AttentionDoor
+from attention_vllm.door.attention_door import AttentionDoor
 from attention_vllm.result_channel import SOCKETS, ResultChannel, packed, read_message
+from attention_vllm.serve_command import socket_folder
 
 PROMPT, TOKENS = [5, 6, 7], [11, 12, 13]
 LOOK = {"layers": [0], "weights": True, "statistics": ["entropy"]}
@@ -177,7 +180,7 @@ def test_other_requests_pass_as_they_are(url, serve):
 
 
 def test_attention_that_does_not_come_is_an_error_and_never_left_out(serve, monkeypatch):
-    monkeypatch.setattr("attention_vllm.result_inbox._PATIENCE_S", 0.1)
+    monkeypatch.setattr("attention_vllm.door.result_inbox._PATIENCE_S", 0.1)
     serve.lost = {4}
     sent = []
 
@@ -221,3 +224,36 @@ def test_a_refusal_is_the_clients_own_error(url, serve):
     with Client(url) as client, pytest.raises(AttentionError) as caught:
         client.models.generate("m", PROMPT, attention=LOOK)
     assert caught.value.param == "attention.heads"
+
+
+def test_a_body_is_read_after_vllm_has_checked_the_key():
+    sent = []
+
+    async def guarded(scope, receive, send):
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"no", "more_body": False})
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        sent.append(message)
+
+    async def ask():
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        await AttentionDoor(guarded)(scope, receive, send)
+
+    anyio.run(ask)
+    assert [each.get("status", each.get("body")) for each in sent] == [401, b"no"]
+
+
+def test_the_folder_of_sockets_is_removed_in_the_end(monkeypatch):
+    monkeypatch.delenv(SOCKETS, raising=False)
+    with socket_folder():
+        folder = Path(os.environ[SOCKETS])
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+    monkeypatch.setenv(SOCKETS, str(Path.cwd()))
+    with socket_folder():
+        assert os.environ[SOCKETS] == str(Path.cwd())
+    assert Path.cwd().exists()

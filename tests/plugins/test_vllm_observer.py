@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.plugins.fake_vllm import HEADS, FakeEngine, attended, facts_of
 
+from attention_vllm.attention_outputs import AttentionOutputs
 from attention_vllm.kernel_trial import KernelTrial
 from attention_vllm.layer_facts import refused_layer
 from attention_vllm.page_layouts import SideBySide, TokensLast
@@ -261,3 +262,80 @@ def test_a_layer_that_is_not_read_says_why(fields, reason):
     layer = SimpleNamespace(isa=given.pop("isa"))
     found = refused_layer(SimpleNamespace(**given), layer)
     assert found is None if reason is None else reason in found
+
+
+def projected(engine, layer):
+    """The output of a layer without edits of it."""
+    return engine.modules[layer].o_proj(engine.outputs[layer].flatten(1))
+
+
+OUTPUT_EDITS = {
+    "set": ({"set": 1.5}, lambda x: torch.full_like(x, 1.5)),
+    "add": ({"add": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}, lambda x: x + torch.arange(1.0, 7.0)),
+    "add a number": ({"add": 0.25}, lambda x: x + 0.25),
+    "scale of some": ({"queries": [1, 4], "scale": 2.0}, lambda x: x * torch.tensor([1.0, 2, 1, 1, 2, 1])[:, None]),
+    "value by query": (
+        {"queries": [0, 2], "value": [[1.0], [2.0]]},
+        lambda x: torch.cat([torch.full_like(x[:1], 1), x[1:2], torch.full_like(x[:1], 2), x[3:]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUT_EDITS)
+def test_an_output_is_edited_in_the_rows_of_its_request_alone(kind):
+    edit, expected = OUTPUT_EDITS[kind]
+    engine = FakeEngine(facts_of())
+    engine.add("a", [*range(6)], LOOK | {"edits": {"1": [{"tap": "output"} | edit]}}, cache_salt="own")
+    engine.add("b", [*range(5)], LOOK)
+    for text in engine.texts.values():
+        engine.grow(text)
+    results = engine.run({"a": (0, 6), "b": (0, 5)})
+    plain = projected(engine, 1)
+    a, b = (slice(*engine.starts[name]) for name in "ab")
+    torch.testing.assert_close(engine.projected[1][a], expected(plain[a]), atol=1e-6, rtol=0)
+    assert torch.equal(engine.projected[1][b], plain[b])
+    assert torch.equal(engine.projected[0], projected(engine, 0))
+    hold(engine, "a", results["a"], [6])
+    assert not engine.modules[1]._forward_hooks
+
+
+def test_an_output_is_edited_from_the_answer_on():
+    engine = FakeEngine(facts_of())
+    ask = {"statistics": [], "from": "answer", "edits": {"0": [{"tap": "output", "set": 7}]}}
+    engine.add("a", [*range(4)], ask, cache_salt="own")
+    engine.grow(engine.texts["a"])
+    engine.run({"a": (0, 4)})
+    assert torch.equal(engine.projected[0], projected(engine, 0))
+    engine.texts["a"].tokens.append(4)
+    engine.run({"a": (4, 5)})
+    assert (engine.projected[0] == 7).all()
+
+
+def test_an_output_that_is_not_seen_refuses_the_ask():
+    engine = FakeEngine(facts_of())
+    engine.observer.outputs = AttentionOutputs({})
+    engine.add("a", [*range(4)], {"edits": {"0": [{"tap": "output", "set": 7}]}}, cache_salt="own")
+    engine.grow(engine.texts["a"])
+    (result,) = engine.run({"a": (0, 4)})["a"]
+    assert "outputs of layers [0]" in result["refused"]["detail"]
+
+
+def test_a_trial_finds_outputs_that_are_those_of_the_last_projection():
+    engine = FakeEngine(facts_of())
+    with engine.observer.outputs.trial([0, 1]) as trial:
+        engine.add("a", [*range(4)])
+        engine.grow(engine.texts["a"])
+        engine.run({"a": (0, 4)})
+    assert trial.verdict() == {0: 6, 1: 6}
+    engine.modules[1].forward = lambda context: 2 * engine.modules[1].o_proj(context)
+    with engine.observer.outputs.trial([0, 1]) as trial:
+        engine.run({"a": (0, 4)})
+    assert "layer 1" in trial.verdict()
+    engine.modules[1].forward = type(engine.modules[1]).forward.__get__(engine.modules[1])
+    engine.modules[1].o_proj.reduce_results = False
+    with engine.observer.outputs.trial([0, 1]) as trial:
+        engine.run({"a": (0, 4)})
+    assert "layer 1" in trial.verdict()
+    with engine.observer.outputs.trial([0, 2]) as trial:
+        engine.run({"a": (0, 4)})
+    assert "[2]" in trial.verdict()

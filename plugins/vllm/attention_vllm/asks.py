@@ -1,25 +1,46 @@
 """Asks: the attention that one request wants, read and checked without knowing the model. No vLLM in here."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
+from attention_contract.exact_types import Index
 from attention_contract.schemas.attention import AddedVector, Edit
 from attention_contract.schemas.openai import AttentionOfTokens
 from attention_contract.validation import validate
 from attention_service.core.inspection.statistics import CLASS_SHARES, OF_SOME, PAIR_STATISTICS
 
-EDITED_TAPS: Final = frozenset({"q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context"})
-"""The taps between the projections of a layer. Others are not inside of vLLM's attention backends."""
+EDITED_TAPS: Final = frozenset(
+    {"q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"}
+)
+"""The taps of an attention: those between its projections, and what it adds to the states of its tokens."""
 _SCORES: Final = frozenset({"scores", "capped_scores", "masked_scores"})
 _ANSWERED_OF_SOME: Final = frozenset({"sink_mass"})
 """The statistics that some attentions lack, of which vLLM has attentions."""
+ReadTap = Literal["weights", "context", "output"]
+TAPS: Final = frozenset(get_args(ReadTap))
+"""The taps that are read of whole texts."""
 AskText = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class SpanTokens(WireModel):
+    """The tokens of named parts of a prompt, and the prompt to which they belong."""
+
+    prompt: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """The ``prompt_digest`` of its tokens."""
+    tokens: Annotated[list[list[Index]], Field(max_length=64)]
+    """The positions of the tokens of each span of the ask."""
+
+
+def prompt_digest(tokens: Iterable[int]) -> str:
+    """Return what tells the tokens of a prompt from those of another one."""
+    return sha256(",".join(map(str, tokens)).encode()).hexdigest()
 
 
 class AttentionAsk(WireModel):
@@ -32,6 +53,10 @@ class AttentionAsk(WireModel):
     """The ``cache_salt`` of the same request. Edits need one: without it, others would read their keys and values."""
     reply_to: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     """The name of the socket to which results go; None keeps them in the process of the worker."""
+    taps: Annotated[list[ReadTap], Field(max_length=len(TAPS))] = Field(default_factory=list)
+    """The taps to read of all tokens of the prompt, beside no statistics, top keys and weights of tokens."""
+    spans: SpanTokens | None = None
+    """The tokens of the spans that are not named by tokens; None refuses these."""
 
 
 def read_ask(given: Any) -> AttentionAsk:
@@ -44,7 +69,9 @@ def read_ask(given: Any) -> AttentionAsk:
     if not isinstance(given, Mapping):
         raise InvalidRequest.at("attention", "expected an object, or its JSON text")
     ask = validate(AttentionAsk, given, by_name=False)
-    check_answered(ask.attention)
+    check_answered(ask.attention, spans_known=ask.spans is not None)
+    if ask.taps and (ask.attention.statistics != [] or ask.attention.top_k or ask.attention.weights):
+        raise InvalidRequest.at("taps", "they are of whole texts, and come without statistics, top keys and weights")
     if any(ask.attention.edits.values()) and ask.cache_salt is None:
         raise InvalidRequest.at(
             "cache_salt", "edits change keys and values, which vLLM shares among prompts that begin alike; send a "
@@ -63,15 +90,18 @@ def ask_id(given: Any) -> tuple[str | None, str | None]:
     return ids[0], ids[1] if ids[1] is None or ids[1].isalnum() else None
 
 
-def check_answered(wanted: AttentionOfTokens) -> None:
-    """Raise InvalidRequest for a field that is not answered inside of vLLM, whatever the model."""
+def check_answered(wanted: AttentionOfTokens, *, spans_known: bool = True) -> None:
+    """Raise InvalidRequest for a field that is not answered inside of vLLM, whatever the model.
+
+    ``spans_known``: True if the tokens of spans that name none are known.
+    """
     for name, given in (("steer", wanted.steer), ("keep", wanted.keep), ("watch", wanted.watch)):
         if given:
             raise InvalidRequest.at(f"attention.{name}", "it is not answered inside of vLLM; leave it out")
     for index, layer in enumerate(() if wanted.layers == "all" else wanted.layers):
         if not isinstance(layer, int):
             raise InvalidRequest.at(f"attention.layers.{index}", "layers are numbers inside of vLLM")
-    _check_statistics(wanted)
+    _check_statistics(wanted, spans_known=spans_known)
     for key, edits in wanted.edits.items():
         if not key.isdecimal():
             raise InvalidRequest.at(f"attention.edits.{key}", "edits are of layers, by their number, inside of vLLM")
@@ -79,7 +109,7 @@ def check_answered(wanted: AttentionOfTokens) -> None:
             _check_edit(edit, f"attention.edits.{key}.{index}")
 
 
-def _check_statistics(wanted: AttentionOfTokens) -> None:
+def _check_statistics(wanted: AttentionOfTokens, *, spans_known: bool) -> None:
     edited = {edit.tap for edits in wanted.edits.values() for edit in edits}
     for index, name in enumerate(wanted.statistics or ()):
         param = f"attention.statistics.{index}"
@@ -95,11 +125,11 @@ def _check_statistics(wanted: AttentionOfTokens) -> None:
             "attention.statistic_options.token_classes", "the statistic classes has no class; name some, or spans"
         )
     for index, span in enumerate(options.spans):
-        if span.tokens is None:
+        if span.tokens is None and not spans_known:
             field = "characters" if span.messages is None else "messages"
             raise InvalidRequest.at(
                 f"attention.statistic_options.spans.{index}.{field}",
-                "the characters of tokens are not known inside of vLLM; name tokens",
+                "the characters of tokens are known to the server of the API alone; name tokens",
             )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -11,8 +11,14 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_service.core.edits import AXES, BoundEdit, axis_of, varies
 from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, statistics_of
-from attention_vllm.asks import AttentionAsk, statistic_names
+from attention_vllm.asks import AttentionAsk, prompt_digest, statistic_names
 from attention_vllm.layer_facts import LayerFacts
+from attention_vllm.rank_heads import WHOLE, RankHeads, ToldHeads
+
+OUTPUT: Final = "output"
+"""The tap behind the last projection of a layer."""
+_MAX_TAPPED: Final = 2**26
+"""The most numbers of the taps of one text: 256 MiB of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +31,28 @@ class BoundAsk:
     names: tuple[str, ...]
     """The statistics to tell."""
     edits: Mapping[int, Sequence[BoundEdit]]
+    """Those between the projections of a layer, of the heads of this rank."""
     edited_heads: Mapping[int, Sequence[int]]
-    """The heads that the edits of each layer change."""
+    """The heads of this rank that the edits of each layer change."""
+    output_edits: Mapping[int, Sequence[BoundEdit]]
+    """Those of ``output``."""
+    heads: Mapping[int, ToldHeads]
+    """The heads of this rank to tell of, by layer."""
+    spans: Mapping[str, Sequence[int]]
+    """The tokens of named parts of the prompt."""
+    taps: frozenset[str]
+    """The taps to read of all tokens of the prompt, in the layers of ``heads``."""
     settings: str
     """Equal for asks that want the same to be told."""
+
+    def reads(self, layer: int) -> bool:
+        """True if the request tells of a layer, or edits it."""
+        return layer in self.heads or layer in self.edits or layer in self.output_edits
+
+    def placed(self, layer: int) -> dict[str, Any]:
+        """The fields of a layer in a result: its number, and the places of a rank's heads among those of the reply."""
+        places = self.heads[layer].places
+        return {"layer": layer} if places is None else {"layer": layer, "places": list(places)}
 
     @property
     def reads_tokens(self) -> bool:
@@ -39,12 +63,25 @@ class BoundAsk:
         )
 
 
-def bind_ask(ask: AttentionAsk, facts: Mapping[int, LayerFacts], prompt: int, most: int, device: Any) -> BoundAsk:
+@dataclass(frozen=True, eq=False)
+class KnownModel:
+    """The layers of a model as one worker has them."""
+
+    facts: Mapping[int, LayerFacts]
+    share: RankHeads = WHOLE
+    """The heads of this worker."""
+    outputs: Mapping[int, int] | str = "the outputs of layers were not found"
+    """The width of each layer's output, or the reason why these are not edited."""
+    device: Any = "cpu"
+
+
+def bind_ask(ask: AttentionAsk, model: KnownModel, prompt: Sequence[int], most: int) -> BoundAsk:
     """Check an ask against the layers of a model. Raises InvalidRequest that names the field at fault.
 
-    ``prompt``: the tokens of the prompt; ``most``: the tokens that the text may have in the end.
+    ``prompt``: its tokens; ``most``: the tokens that the text may have in the end.
     """
-    wanted = ask.attention
+    wanted, share = ask.attention, model.share
+    facts = {layer: share.whole(each) for layer, each in model.facts.items()}
     told = [*facts] if wanted.layers == "all" else [layer for layer in wanted.layers if isinstance(layer, int)]
     for layer in told:
         if layer not in facts:
@@ -55,26 +92,83 @@ def bind_ask(ask: AttentionAsk, facts: Mapping[int, LayerFacts], prompt: int, mo
     if "sink_mass" in names and "sink_mass" not in able:
         index = list(wanted.statistics or ()).index("sink_mass")
         raise InvalidRequest.at(f"attention.statistics.{index}", "sink_mass needs a softmax with learned sinks")
-    for index, span in enumerate(wanted.statistic_options.spans):
-        if span.tokens is not None and span.tokens[1] > prompt:
-            raise InvalidRequest.at(
-                f"attention.statistic_options.spans.{index}.tokens",
-                f"the text has {prompt} tokens; expected no more, got {span.tokens[1]}",
-            )
     edits: dict[int, Sequence[BoundEdit]] = {}
-    heads: dict[int, Sequence[int]] = {}
+    edited_heads: dict[int, Sequence[int]] = {}
+    of_outputs: dict[int, Sequence[BoundEdit]] = {}
     for key, stated in wanted.edits.items():
         layer = int(key)
         if layer not in facts:
             raise InvalidRequest.at(f"attention.edits.{key}", f"expected layers among {', '.join(map(str, facts))}")
         for index, edit in enumerate(stated):
-            _check_edit(edit, facts[layer], most, f"attention.edits.{key}.{index}")
-        if stated:
-            edits[layer] = [_bound(edit, device) for edit in stated]
-            heads[layer] = _heads_of(stated, facts[layer])
+            param = f"attention.edits.{key}.{index}"
+            _check_edit(edit, facts[layer], most, _output_width(model, layer, edit, param), param)
+        inside = [_bound(edit, model.device) for edit in stated if edit.tap != OUTPUT]
+        if own := share.own_edits(inside, model.facts[layer]):
+            edits[layer] = own
+            edited_heads[layer] = _heads_of(own, model.facts[layer])
+        if outputs := [_bound(edit, model.device) for edit in stated if edit.tap == OUTPUT]:
+            of_outputs[layer] = outputs
+    spans = _spans(ask, prompt)
     silent = not names and not wanted.top_k and not wanted.weights
-    settings = wanted.model_dump_json(exclude={"layers", "edits", "from_"})
-    return BoundAsk(ask, () if silent else tuple(told), names, edits, heads, settings)
+    layers = () if silent else tuple(told)
+    taps = frozenset(ask.taps)
+    heads = {layer: share.own_heads(wanted.heads, model.facts[layer]) for layer in (told if taps else layers)}
+    _check_taps(model, {layer: facts[layer] for layer in told}, taps, len(prompt))
+    settings = wanted.model_dump_json(exclude={"layers", "edits", "from_"}) + repr(spans)
+    return BoundAsk(ask, layers, names, edits, edited_heads, of_outputs, heads, spans, taps, settings)
+
+
+def _check_taps(model: KnownModel, facts: Mapping[int, LayerFacts], taps: frozenset[str], length: int) -> None:
+    """Raise InvalidRequest for taps that are not seen, or of too many numbers."""
+    if OUTPUT in taps and isinstance(model.outputs, str):
+        raise InvalidRequest.at("return", f"output is not told of here: {model.outputs}")
+    counts = {
+        "weights": sum(each.heads for each in facts.values()) * length**2,
+        "context": sum(each.heads * each.width for each in facts.values()) * length,
+        OUTPUT: 0 if isinstance(model.outputs, str) else sum(model.outputs[layer] for layer in facts) * length,
+    }
+    if (count := sum(counts[tap] for tap in taps)) > _MAX_TAPPED:
+        raise InvalidRequest.at(
+            "return", f"{count} numbers, and {_MAX_TAPPED} are told of at most; name fewer layers, or leave weights out"
+        )
+
+
+def _spans(ask: AttentionAsk, prompt: Sequence[int]) -> dict[str, Sequence[int]]:
+    """The tokens of each named part of the prompt. Raises InvalidRequest."""
+    found: dict[str, Sequence[int]] = {}
+    given = ask.attention.statistic_options.spans
+    for index, span in enumerate(given):
+        param = f"attention.statistic_options.spans.{index}"
+        if span.tokens is not None:
+            begin, end = span.tokens
+            if end > len(prompt):
+                raise InvalidRequest.at(
+                    f"{param}.tokens", f"the text has {len(prompt)} tokens; expected no more, got {end}"
+                )
+            found[span.name] = range(begin, end)
+            continue
+        field = "characters" if span.messages is None else "messages"
+        known = ask.spans
+        if known is None or len(known.tokens) != len(given):
+            raise InvalidRequest.at(f"{param}.{field}", "the tokens of this part did not come with the request")
+        if known.prompt != prompt_digest(prompt):
+            raise InvalidRequest.at(
+                f"{param}.{field}", "vLLM writes the prompt by other tokens than its tokenizer and chat template do; "
+                "name tokens"
+            )  # fmt: skip
+        if not known.tokens[index] or max(known.tokens[index]) >= len(prompt):
+            raise InvalidRequest.at(f"{param}.{field}", "its tokens are not among those of the prompt")
+        found[span.name] = known.tokens[index]
+    return found
+
+
+def _output_width(model: KnownModel, layer: int, edit: Edit, param: str) -> int:
+    """The width of a layer's output; 0 for an edit of another tap. Raises InvalidRequest."""
+    if edit.tap != OUTPUT:
+        return 0
+    if isinstance(model.outputs, str):
+        raise InvalidRequest.at(f"{param}.tap", f"output is not edited here: {model.outputs}")
+    return model.outputs[layer]
 
 
 def _check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
@@ -82,12 +176,20 @@ def _check_indices(param: str, indices: Sequence[int] | None, size: int, what: s
         raise InvalidRequest.at(param, f"{largest} is out of range; there are {size} {what}, numbered from 0")
 
 
-def _check_edit(edit: Edit, facts: LayerFacts, most: int, param: str) -> None:
-    """Raise InvalidRequest for an index beyond the sizes, or a tensor that does not fit."""
+def _check_edit(edit: Edit, facts: LayerFacts, most: int, output_width: int, param: str) -> None:
+    """Raise InvalidRequest for an index that the tap has not, or a tensor that does not fit."""
     heads = facts.kv_heads if edit.tap in ("k", "v") else facts.heads
-    sizes = {"heads": heads, "queries": most, "keys": most}
-    for axis in AXES[edit.tap]:
-        _check_indices(f"{param}.{axis}", getattr(edit, axis), sizes[axis], axis)
+    sizes = {"heads": heads, "queries": most, "keys": most, "experts": 0}
+    for axis, size in sizes.items():
+        listed = getattr(edit, axis)
+        if axis not in AXES[edit.tap] and listed is not None:
+            raise InvalidRequest.at(f"{param}.{axis}", f"{edit.tap} has no {axis}; leave them out")
+        _check_indices(f"{param}.{axis}", listed, size, axis)
+        if edit.tensor is not None and listed is not None and len(set(listed)) < len(listed):
+            raise InvalidRequest.at(
+                f"{param}.{axis}",
+                "an index is listed twice, so the tensor would have two numbers for it; list each once",
+            )
     if facts.window and edit.tap == "weights" and (edit.set or edit.value is not None or edit.add is not None):
         raise InvalidRequest.at(
             f"{param}.tap", "it gives weight to keys, and vLLM gives back the pages behind the window of this layer; "
@@ -95,13 +197,20 @@ def _check_edit(edit: Edit, facts: LayerFacts, most: int, param: str) -> None:
         )  # fmt: skip
     for name, given in (("value", edit.value), ("add", edit.added)):
         if given is not None:
-            _check_shape(np.shape(given), edit, heads, facts.width, f"{param}.{name}")
+            width = output_width if edit.tap == OUTPUT else facts.width
+            _check_shape(np.shape(given), edit, heads, width, f"{param}.{name}")
+    stated: dict[str, Any] = {"set": edit.set, "value": edit.value, "add": edit.added}
+    for name, given in stated.items():
+        numbers = np.abs(np.asarray(0.0 if given is None else given, np.float64))
+        if (numbers[np.isfinite(numbers)] > np.finfo(np.float32).max).any():
+            raise InvalidRequest.at(f"{param}.{name}", "it is too large for float32, in which edits are computed")
 
 
 def _check_shape(shape: tuple[int, ...], edit: Edit, heads: int, width: int, param: str) -> None:
     axes = AXES[edit.tap]
-    if len(shape) > 4:
-        raise InvalidRequest.at(param, f"expected at most 4 dimensions, got {len(shape)}")
+    most = 4 if "heads" in axes else 3
+    if len(shape) > most:
+        raise InvalidRequest.at(param, f"expected at most {most} dimensions, got {len(shape)}")
     for axis in axes:
         if not varies(shape, edit.tap, axis):
             continue
@@ -115,7 +224,7 @@ def _check_shape(shape: tuple[int, ...], edit: Edit, heads: int, width: int, par
         last = shape[-1] if shape else 1
         if last not in (1, width):
             raise InvalidRequest.at(param, f"expected a width of {width}, or 1; got {last}")
-    if len(shape) == 4 and shape[0] != 1:
+    if len(shape) == most and shape[0] != 1:
         raise InvalidRequest.at(param, f"expected one text; got {shape[0]}")
 
 
@@ -132,7 +241,7 @@ def _bound(edit: Edit, device: Any) -> BoundEdit:
     )  # fmt: skip
 
 
-def _heads_of(edits: Sequence[Edit], facts: LayerFacts) -> list[int]:
+def _heads_of(edits: Sequence[BoundEdit], facts: LayerFacts) -> list[int]:
     """The heads whose context these edits may change."""
     heads: set[int] = set()
     for edit in edits:

@@ -6,7 +6,6 @@ from typing import Any, Final
 _WHOLE_CACHES: Final = frozenset({"auto", "float16", "bfloat16", "float32", "half", "float"})
 """The types of keys and values that are numbers of 16 or 32 bits."""
 _PARALLEL: Final = {
-    "tensor_parallel_size": "tensor parallel",
     "pipeline_parallel_size": "pipeline parallel",
     "data_parallel_size": "data parallel",
     "decode_context_parallel_size": "context parallel",
@@ -29,7 +28,7 @@ def _reasons(config: Any) -> Iterator[str]:
         yield f"keys and values kept as {cache.cache_dtype}"
     for field, what in _PARALLEL.items():
         if getattr(parallel, field, 1) > 1:
-            yield f"{what} ({field} = {getattr(parallel, field)}): one worker answers"
+            yield f"{what} ({field} = {getattr(parallel, field)})"
     if getattr(parallel, "enable_dbo", False):
         yield "dual batch overlap (enable_dbo)"
     if config.speculative_config is not None:

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from attention_vllm.asked_requests import KernelCall
 from attention_vllm.layer_facts import refused_layer
 from attention_vllm.page_layouts import PageLayout
-from attention_vllm.pass_observer import KernelCall
 from attention_vllm.worker_process import OBSERVER
 
 

@@ -6,8 +6,8 @@ the ask, and never ends a request.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -17,63 +17,19 @@ from attention_contract.errors import AttentionError, InternalError, InvalidRequ
 from attention_service.core.inspection.statistics import statistics_of
 from attention_service.core.inspection.weights import weights_of
 from attention_service.core.problem import Selection
+from attention_vllm.asked_requests import AskedRequest, KernelCall
 from attention_vllm.asks import ask_id, read_ask
-from attention_vllm.bound_asks import BoundAsk, bind_ask
+from attention_vllm.attention_outputs import AttentionOutputs, edit_output
+from attention_vllm.bound_asks import OUTPUT, KnownModel, bind_ask
 from attention_vllm.edited_rows import edited_contexts
 from attention_vllm.kernel_trial import KernelTrial, departure
-from attention_vllm.layer_facts import LayerFacts
-from attention_vllm.page_layouts import PageLayout
 from attention_vllm.pass_rows import PassRow, rows_of, tokens_of
 from attention_vllm.result_channel import ResultChannel
+from attention_vllm.text_taps import read_taps
 from attention_vllm.token_reports import TokenWeights, token_reports
 
 _log = logging.getLogger(__name__)
 _UNBOUNDED: Final = 2**31
-
-
-@dataclass(eq=False)
-class KernelCall:
-    """One attention layer of a pass, after vLLM's kernel."""
-
-    layer: int
-    layout: PageLayout
-    query: Tensor
-    """``[T, H, D]`` of all tokens of the pass."""
-    cache: Tensor
-    metadata: Any
-    output: Tensor
-    """``[T, H, D]``, which edits change."""
-    refused: str | None = None
-    """The reason why this layer is not told of."""
-
-    def keys(self, rows: Sequence[PassRow]) -> Tensor:
-        """The keys ``[R, Hkv, K, D]`` in the pages of rows, up to the longest one's last."""
-        return self.layout.keys(self.cache, self._table(rows))[:, :, : max(row.length for row in rows)]
-
-    def keys_and_values(self, row: PassRow) -> tuple[Tensor, Tensor]:
-        """The keys and values ``[Hkv, K, D]`` of a row."""
-        return self.keys([row])[0], self.layout.values(self.cache, self._table([row]))[0, :, : row.length]
-
-    def _table(self, rows: Sequence[PassRow]) -> Tensor:
-        pages = -(-max(row.length for row in rows) // self.cache.shape[2])
-        table: Tensor = self.metadata.block_table[[row.at for row in rows], :pages]
-        return table
-
-
-@dataclass(eq=False)
-class AskedRequest:
-    """A request that asks."""
-
-    name: str
-    bound: BoundAsk
-    prompt: int
-    """The tokens of its prompt."""
-    sent: int = 0
-    """The last position that was told of: a request that was preempted is computed again."""
-    checked: bool = False
-    """True once the kernel's output was compared with weights · V in its first pass."""
-    seen: set[int] = field(default_factory=set)
-    """The layers of the pass that were seen."""
 
 
 class PassObserver:
@@ -81,17 +37,20 @@ class PassObserver:
 
     def __init__(self, channel: ResultChannel) -> None:
         self.channel = channel
-        self.facts: Mapping[int, LayerFacts] = {}
-        """The layers of the model."""
+        self.model = KnownModel({})
+        self.outputs = AttentionOutputs({})
         self.refusal: str | None = "the self-test did not run"
         """The reason why no ask is answered; None if they are."""
-        self.device: Any = "cpu"
         self.trial: KernelTrial | None = None
         self._asked: dict[str, AskedRequest] = {}
         self._active: list[AskedRequest] = []
         self._scheduled: frozenset[str] = frozenset()
         self._runner: Any = None
         self._rows: dict[int, dict[str, PassRow]] = {}
+        """By the metadata of layers."""
+        self._rows_by_layer: dict[int, dict[str, PassRow]] = {}
+        self._hooks: AbstractContextManager[object] = nullcontext()
+        """Those of outputs that are edited in the pass."""
         self._told: list[TokenWeights] = []
 
     def begin(self, scheduled: Any, runner: Any) -> None:
@@ -101,11 +60,15 @@ class PassObserver:
         for new in scheduled.scheduled_new_reqs:
             if new.req_id not in self._asked:  # V2 begins a preempted request anew
                 self._take(new)
-        self._runner, self._told, self._rows = runner, [], {}
+        self._runner, self._told, self._rows, self._rows_by_layer = runner, [], {}, {}
         self._scheduled = frozenset(scheduled.num_scheduled_tokens)
         self._active = [asked for name, asked in self._asked.items() if name in self._scheduled]
+        outputs = set[int]()
         for asked in self._active:
-            asked.seen = set()
+            asked.seen, asked.outputs_seen, asked.tapped = set(), set(), {}
+            outputs.update(asked.outputs)
+        self._hooks.__exit__(None, None, None)  # of a pass that did not end
+        self._hooks = self.outputs.hooked(sorted(outputs), self._see_output) if outputs else nullcontext()
 
     @property
     def idle(self) -> bool:
@@ -116,11 +79,7 @@ class PassObserver:
         """Tell of a layer, and edit it. Never raises."""
         if self.trial is not None:
             self._try(call, self.trial)
-        active = [
-            request
-            for request in self._active
-            if call.layer in request.bound.layers or call.layer in request.bound.edits
-        ]
+        active = [each for each in self._active if each.bound.reads(call.layer)]
         if not active:
             return
         if call.refused is not None:
@@ -128,9 +87,11 @@ class PassObserver:
                 self._refuse(asked, InvalidRequest.at("attention", f"layer {call.layer}: {call.refused}"))
             return
         try:
-            rows = self._rows_of(call, [asked.name for asked in self._active])
+            rows = self._rows_by_layer[call.layer] = self._rows_of(call, [asked.name for asked in self._active])
             for asked in active:
                 self._one(call, asked, rows[asked.name])
+                if asked.bound.taps and asked in self._active:
+                    read_taps(call, self.model.facts[call.layer], asked, rows[asked.name])
             self._weigh(call, [(asked, rows[asked.name]) for asked in active if asked in self._active])
         except Exception as fault:
             _log.exception("attention of layer %d", call.layer)
@@ -145,7 +106,9 @@ class PassObserver:
             _log.exception("attention of a pass")
             for asked in [*self._active]:
                 self._refuse(asked, InternalError(f"{type(fault).__name__}: {str(fault)[:300]}"))
-        self._active, self._told, self._rows = [], [], {}
+        self._hooks.__exit__(None, None, None)
+        self._hooks = nullcontext()
+        self._active, self._told, self._rows, self._rows_by_layer = [], [], {}, {}
 
     def _take(self, new: Any) -> None:
         """Read the ask of a new request, if it has one."""
@@ -153,21 +116,21 @@ class PassObserver:
         given = None if settings is None or settings.extra_args is None else settings.extra_args.get("attention")
         if given is None:
             return
-        prompt = len(new.prompt_token_ids or ())
+        prompt = new.prompt_token_ids or ()
         try:
             ask = read_ask(given)
             if self.refusal is not None:
                 raise InvalidRequest.at("attention", f"not answered here: {self.refusal}")
             if not prompt:
                 raise InvalidRequest.at("prompt", "expected tokens: embeddings have none")
-            most = _UNBOUNDED if settings.max_tokens is None else prompt + settings.max_tokens
-            bound = bind_ask(ask, self.facts, prompt, most, self.device)
+            most = _UNBOUNDED if settings.max_tokens is None else len(prompt) + settings.max_tokens
+            bound = bind_ask(ask, self.model, prompt, most)
         except AttentionError as fault:
             name, reply_to = ask_id(given)
             if name is not None:
                 self.channel.put({"id": name, "refused": fault.to_problem()}, reply_to)
             return
-        self._asked[new.req_id] = AskedRequest(new.req_id, bound, prompt)
+        self._asked[new.req_id] = AskedRequest(new.req_id, bound, len(prompt))
 
     def _refuse(self, asked: AskedRequest, fault: AttentionError) -> None:
         if self._asked.pop(asked.name, None) is None:
@@ -187,7 +150,7 @@ class PassObserver:
     def _one(self, call: KernelCall, asked: AskedRequest, row: PassRow) -> None:
         """Compare the first pass of a request with the kernel's output, then make its edits."""
         asked.seen.add(call.layer)
-        facts, edits = self.facts[call.layer], asked.bound.edits.get(call.layer, ())
+        facts, edits = self.model.facts[call.layer], asked.bound.edits.get(call.layer, ())
         if asked.checked and not edits:
             return
         keys, values = call.keys_and_values(row)
@@ -203,12 +166,11 @@ class PassObserver:
     def _edit(self, call: KernelCall, asked: AskedRequest, row: PassRow, keys: Tensor, values: Tensor) -> None:
         """Write the context of the edited heads over the kernel's; the weights of an edited last query are told of."""
         q, output = call.query[row.start : row.stop].transpose(0, 1), call.output[row.start : row.stop]
-        begin = asked.prompt if asked.bound.ask.attention.from_ == "answer" else 0
-        facts, edits = self.facts[call.layer], asked.bound.edits[call.layer]
+        facts, edits = self.model.facts[call.layer], asked.bound.edits[call.layer]
         heads = list(asked.bound.edited_heads[call.layer])
-        for part, context, weights in edited_contexts(facts, q, keys, values, edits, row.first, begin):
+        for part, context, weights in edited_contexts(facts, q, keys, values, edits, row.first, asked.begin):
             output[part, heads] = context[heads].transpose(0, 1).to(output.dtype)
-            if part.stop == q.shape[1] and call.layer in asked.bound.layers and self._chooses(asked, row):
+            if part.stop == q.shape[1] and call.layer in asked.bound.layers and asked.chooses(row):
                 self._tell(call.layer, asked, row, weights[:, -1])
 
     def _weigh(self, call: KernelCall, asked_rows: Sequence[tuple[AskedRequest, PassRow]]) -> None:
@@ -217,7 +179,7 @@ class PassObserver:
         chosen = [
             (asked, row)
             for asked, row in asked_rows
-            if call.layer in asked.bound.layers and asked.name not in told and self._chooses(asked, row)
+            if call.layer in asked.bound.layers and asked.name not in told and asked.chooses(row)
         ]
         if not chosen:
             return
@@ -225,19 +187,31 @@ class PassObserver:
         keys = call.keys(rows)
         query = call.query[[row.stop - 1 for row in rows]][:, :, None]  # [R, H, 1, D]
         places = torch.tensor([row.length - 1 for row in rows], device=query.device)
-        problem = self.facts[call.layer].problem(query, keys, keys[..., :1], places)  # no values
+        problem = self.model.facts[call.layer].problem(query, keys, keys[..., :1], places)  # no values
         weights = weights_of(problem, Selection())[:, :, 0]
         for at, (asked, row) in enumerate(chosen):
             self._tell(call.layer, asked, row, weights[at])
 
-    @staticmethod
-    def _chooses(asked: AskedRequest, row: PassRow) -> bool:
-        """True if the last query chooses a token that was not told of: not in the middle of a prompt."""
-        return row.length >= asked.prompt and row.length > asked.sent
-
     def _tell(self, layer: int, asked: AskedRequest, row: PassRow, weights: Tensor) -> None:
-        able = statistics_of(self.facts[layer].spec)
-        self._told.append(TokenWeights(asked.bound, asked.name, layer, row.length, weights, able))
+        able = statistics_of(self.model.facts[layer].spec)
+        heads = asked.bound.heads[layer].heads
+        self._told.append(TokenWeights(asked.bound, asked.name, layer, row.length, weights, heads, able))
+
+    def _see_output(self, layer: int, output: Tensor) -> None:
+        """Edit and read the output of a layer in the rows of the requests that ask for it. Never raises."""
+        rows = self._rows_by_layer.get(layer, {})
+        for asked in [each for each in self._active if layer in each.outputs and each.name in rows]:
+            try:
+                row = rows[asked.name]
+                own = output[row.start : row.stop]
+                if edits := asked.bound.output_edits.get(layer):
+                    edit_output(own, edits, row.first, asked.begin)
+                if OUTPUT in asked.bound.taps and self.model.share.rank == 0:  # it is the same on all ranks
+                    asked.tapped.setdefault(layer, {})[OUTPUT] = own.float().cpu().numpy().copy()
+                asked.outputs_seen.add(layer)
+            except Exception as fault:
+                _log.exception("output of layer %d", layer)
+                self._refuse(asked, InternalError(f"layer {layer}: {type(fault).__name__}: {str(fault)[:300]}"))
 
     def _try(self, call: KernelCall, trial: KernelTrial) -> None:
         """Compare every query of the requests of a trial."""
@@ -248,7 +222,7 @@ class PassObserver:
             for row in rows_of(sorted(trial.names & self._scheduled), self._runner, call.metadata):
                 keys, values = call.keys_and_values(row)
                 part = slice(row.start, row.stop)
-                facts, q = self.facts[call.layer], call.query[part].transpose(0, 1)
+                facts, q = self.model.facts[call.layer], call.query[part].transpose(0, 1)
                 trial.compare(call.layer, facts, q, keys, values, call.output[part], row.first)
         except Exception as fault:
             _log.exception("self-test of layer %d", call.layer)
@@ -256,11 +230,19 @@ class PassObserver:
 
     def _send(self) -> None:
         for asked in [*self._active]:
-            expected = {*asked.bound.layers, *asked.bound.edits}
+            expected = {*asked.bound.heads, *asked.bound.edits, *asked.bound.output_edits}
             if missing := sorted(expected - asked.seen):
                 reason = f"layers {missing} are computed by an attention that is not read here"
                 self._refuse(asked, InvalidRequest.at("attention", reason))
+            elif missing := sorted(asked.outputs - asked.outputs_seen):
+                reason = f"the outputs of layers {missing} were not seen in a pass"
+                self._refuse(asked, InvalidRequest.at("attention.edits", reason))
             asked.checked = True
+        for asked in [each for each in self._active if each.tapped]:
+            row = next(iter(self._rows_by_layer.values()))[asked.name]
+            fields = [asked.bound.placed(layer) | asked.tapped[layer] for layer in asked.bound.heads]
+            message = {"id": asked.bound.ask.id, "first": row.first, "stop": row.length, "layers": fields}
+            self.channel.put(message | self.model.share.named, asked.bound.ask.reply_to)
         if not self._told:
             return
         named = {row.name: row for row in self._told}
@@ -277,5 +259,6 @@ class PassObserver:
             asked = self._asked[name]
             asked.sent = lengths[name]
             ask = asked.bound.ask
-            fields = [{"layer": layer} | layers[layer] for layer in asked.bound.layers]
-            self.channel.put({"id": ask.id, "position": lengths[name], "layers": fields}, ask.reply_to)
+            fields = [asked.bound.placed(layer) | layers[layer] for layer in asked.bound.layers]
+            message = {"id": ask.id, "position": lengths[name], "layers": fields} | self.model.share.named
+            self.channel.put(message, ask.reply_to)

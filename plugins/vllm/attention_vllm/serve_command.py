@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from tempfile import mkdtemp
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 
 from attention_vllm.result_channel import SOCKETS
 
@@ -12,7 +13,7 @@ WORKERS = {
     False: "attention_vllm.inside.observing_workers.ObservingGPUWorker",
 }
 """The class of workers, by whether vLLM computes on a CPU."""
-DOOR = "attention_vllm.attention_door.AttentionDoor"
+DOOR = "attention_vllm.door.attention_door.AttentionDoor"
 
 
 def with_plugin(arguments: Sequence[str], *, on_cpu: bool) -> list[str]:
@@ -27,6 +28,17 @@ def main() -> None:
     from vllm.entrypoints.cli.main import main as serve  # noqa: PLC0415 - vLLM only
     from vllm.platforms import current_platform  # noqa: PLC0415
 
-    os.environ.setdefault(SOCKETS, mkdtemp(prefix="attention-vllm-"))  # nobody else may enter it
     sys.argv = ["vllm", *with_plugin(sys.argv[1:], on_cpu=current_platform.is_cpu())]
-    serve()
+    with socket_folder():
+        serve()
+
+
+@contextmanager
+def socket_folder() -> Iterator[None]:
+    """Name a folder for sockets that nobody else may enter, and remove it in the end, unless one is named already."""
+    if SOCKETS in os.environ:
+        yield
+        return
+    with TemporaryDirectory(prefix="attention-vllm-", ignore_cleanup_errors=True) as folder:
+        os.environ[SOCKETS] = folder
+        yield

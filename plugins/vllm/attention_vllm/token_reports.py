@@ -33,6 +33,8 @@ class TokenWeights:
     """The keys."""
     weights: Tensor
     """``[H, K]`` of all heads, K at least ``length``."""
+    heads: tuple[int, ...] | None = None
+    """Those to tell of; None for all."""
     able: frozenset[str] = frozenset()
     """The statistics of some attentions that the layer has."""
 
@@ -42,15 +44,15 @@ def token_reports(
 ) -> dict[str, dict[int, Fields]]:
     """Tell of weights, by request and layer. ``tokens``: those of each request, where they are known."""
     groups: dict[Any, list[TokenWeights]] = {}
-    for row in told:
-        heads = row.bound.ask.attention.heads
-        count = row.weights.shape[0] if heads is None else len(heads)
-        groups.setdefault((row.bound.settings, row.able, count), []).append(row)
-    reports: dict[str, dict[int, Fields]] = {}
-    for alike in groups.values():
-        for row, fields in zip(alike, _fields(alike, tokens), strict=True):
-            reports.setdefault(row.name, {})[row.layer] = fields
-    return reports
+    for each in told:
+        count = each.weights.shape[0] if each.heads is None else len(each.heads)
+        groups.setdefault((each.bound.settings, each.able, count), []).append(each)
+    found: dict[str, dict[int, Fields]] = {}
+    for (_, _, heads), alike in groups.items():
+        # A rank may have none of the heads that a request asks for.
+        for each, fields in zip(alike, _fields(alike, tokens) if heads else [{} for _ in alike], strict=True):
+            found.setdefault(each.name, {})[each.layer] = fields
+    return found
 
 
 def _fields(alike: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | None]) -> list[Fields]:
@@ -58,9 +60,9 @@ def _fields(alike: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | 
     bound, wanted = alike[0].bound, alike[0].bound.ask.attention
     keys = max(row.length for row in alike)
     parts = []
-    for row in alike:
-        own = row.weights[:, : row.length]
-        parts.append(pad(own if wanted.heads is None else own[list(wanted.heads)], (0, keys - row.length)))
+    for each in alike:
+        own = each.weights[:, : each.length]
+        parts.append(pad(own if each.heads is None else own[list(each.heads)], (0, keys - each.length)))
     weights = torch.stack(parts)[:, :, None]  # [N, H, 1, K]
     fields_by_row: list[Fields] = [{} for _ in alike]
     if bound.names:
@@ -98,10 +100,10 @@ def _statistics(
     for name, ids in options.token_classes.items():
         if of_keys is not None:
             classes[name] = torch.isin(of_keys, torch.tensor(ids, device=device, dtype=of_keys.dtype))
-    for span in options.spans:
-        begin, end = span.tokens or (0, 0)
-        place = torch.arange(keys, device=device)
-        classes[span.name] = ((place >= begin) & (place < end)).expand(count, keys)
+    for name, places in bound.spans.items():
+        inside = torch.zeros(keys, dtype=torch.bool, device=device)
+        inside[list(places)] = True
+        classes[name] = inside.expand(count, keys)
     inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=alike[0].able)
     totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
     totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)

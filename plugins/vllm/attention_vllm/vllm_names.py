@@ -46,14 +46,24 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata": ("query_start_loc", "seq_lens", "block_table"),
     "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata": ("query_start_loc", "seq_lens", "block_table"),
     "vllm.v1.attention.backend:CommonAttentionMetadata": ("req_idx",),
+    "vllm.config.model:ModelConfig": ("enforce_eager",),
+    "vllm.config.parallel:ParallelConfig": ("tensor_parallel_size",),
 }  # fmt: skip
 """Fields of data classes."""
+METHODS: Final[dict[str, tuple[str, ...]]] = {
+    "vllm.config.model:ModelConfig": ("get_total_num_kv_heads",),
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": ("get_model",),
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": ("get_model",),
+}
+"""Methods that are called."""
 ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.attention.backends.cpu_attn": (
         "self.num_heads", "self.head_size", "self.scale", "self.num_kv_heads", "self.alibi_slopes",
         "self.sliding_window", "self.kv_cache_dtype", "self.logits_soft_cap", "self.attn_type", "self.sinks",
         "layer.isa",
     ),
+    "vllm.model_executor.layers.linear": ("self.reduce_results",),
+    "vllm.v1.worker.worker_base": ("self.rank",),
     "vllm.v1.worker.gpu_input_batch": ("self.req_id_to_index",),
     "vllm.v1.worker.gpu_model_runner": ("self.input_batch", "self.requests", "self.kv_cache_config"),
     "vllm.v1.worker.gpu.model_runner": ("self.req_states", "self.kv_cache_config"),

@@ -7,6 +7,15 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +23,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma2Config,
     Gemma2ForCausalLM,
     LlamaConfig,
@@ -53,6 +63,51 @@ def checkpoints(tmp_path_factory) -> Path:
         torch.manual_seed(0)
         make().float().save_pretrained(folder / name)
     return folder
+
+
+TINY = Path(__file__).parents[3] / "service" / "attention_service" / "tiny_model"
+
+
+@pytest.fixture(scope="session")
+def served_model(checkpoints) -> Path:
+    """A checkpoint with a tokenizer."""
+    torch.manual_seed(0)
+    MAKERS["grouped"]().float().save_pretrained(checkpoints / "served")
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+    tokenizer.save_pretrained(checkpoints / "served")
+    return checkpoints / "served"
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[str]:
+    """The address of ``attention-vllm serve`` with this checkpoint as model ``m``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        str(Path(sys.executable).with_name("attention-vllm")), "serve", str(folder), "--served-model-name", "m",
+        "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", str(2**27),
+        "--host", "127.0.0.1", "--port", str(port), *options,
+    ]  # fmt: skip
+    own = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        process = subprocess.Popen(command, env=own, start_new_session=True, stdout=log, stderr=log)
+        address = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(600):
+                time.sleep(1)
+                try:
+                    urllib.request.urlopen(f"{address}/health", timeout=5).close()
+                    break
+                except OSError:
+                    assert process.poll() is None, Path(log.name).read_text()[-3000:]
+            else:
+                raise TimeoutError(Path(log.name).read_text()[-3000:])
+            yield address
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
 
 
 class Engine:

@@ -15,6 +15,7 @@ EDITS = {
     "weights": {"tap": "weights", "heads": [HEAD], "keys": [0], "set": 0, "renormalize": True},
     "scores": {"tap": "scores", "heads": [HEAD], "keys": [1, 2], "add": -3.5},
     "v": {"tap": "v", "heads": [1], "scale": 0.5},
+    "output": {"tap": "output", "add": [0.01 * at for at in range(256)]},
 }
 
 
@@ -58,7 +59,12 @@ def test_an_edit_changes_one_request_as_transformers_would_and_no_bit_of_the_oth
         tokens, results = own.run(prompts, asks, NEW, salts=[f"{kind} {n}" for n in range(16)])
         with monkeypatch.context() as patch, torch.inference_mode():
             patch.setattr(modeling_llama, "eager_attention_forward", edited_attention(kind))
+            if kind == "output":
+                added = torch.tensor(edit["add"], dtype=torch.float64)
+                hook = model.model.layers[LAYER].self_attn.o_proj.register_forward_hook(lambda _, __, x: x + added)  # noqa: B023
             out = model.eval()(torch.tensor([prompts[ONE] + tokens[ONE]]), output_attentions=True, use_cache=False)
+        if kind == "output":
+            hook.remove()
         assert out.logits[0, len(prompts[ONE]) - 1 : -1].argmax(-1).tolist() == tokens[ONE]
         found = by_place(results[ONE])
         assert len(found) == NEW * 4
@@ -94,7 +100,7 @@ def test_edits_of_the_answer_leave_the_prompt_as_it_is(engine, reference):
         ({"heads": [8]}, "attention.heads"),
         ({"statistics": ["alignment"]}, "attention.statistics.0"),
         ({"keep": True}, "attention.keep"),
-        ({"edits": {"1": [{"tap": "output", "set": 0}]}}, "attention.edits.1.0.tap"),
+        ({"edits": {"1": [{"tap": "mlp", "set": 0}]}}, "attention.edits.1.0.tap"),
         ({"edits": {"1": [{"tap": "v", "heads": [2], "set": 0}]}}, "attention.edits.1.0.heads"),
     ],
 )

@@ -12,6 +12,7 @@ from attention_vllm import vllm_names
 
 NAMES = [(module, name) for module, names in vllm_names.IMPORTED.items() for name in names]
 FIELDS = [(place, name) for place, names in vllm_names.FIELDS.items() for name in names]
+METHODS = [(place, name) for place, names in vllm_names.METHODS.items() for name in names]
 ATTRIBUTES = [(module, name) for module, names in vllm_names.ATTRIBUTES.items() for name in names]
 
 
@@ -24,6 +25,12 @@ def test_a_name_is_there(module, name):
 def test_a_field_is_there(place, name):
     module, _, kind = place.partition(":")
     assert name in {each.name for each in dataclasses.fields(getattr(import_module(module), kind))}
+
+
+@pytest.mark.parametrize(("place", "name"), METHODS)
+def test_a_method_is_there(place, name):
+    module, _, kind = place.partition(":")
+    assert callable(getattr(getattr(import_module(module), kind), name))
 
 
 @pytest.mark.parametrize(("module", "name"), ATTRIBUTES)

@@ -1,12 +1,7 @@
 """``attention-vllm serve``: completions and chats with ``attention``, by the client of attention-service."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
+import tempfile
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,54 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attention_client import Client
 from attention_contract.errors import AttentionError, InvalidRequest
-from conftest import MAKERS, statistics_of
+from conftest import serving, statistics_of
 
 LOOK = {"weights": True, "top_k": 2, "statistics": ["entropy", "max_weight"]}
-TINY = Path(__file__).parents[3] / "service" / "attention_service" / "tiny_model"
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoints):
-    """A checkpoint with a tokenizer."""
-    torch.manual_seed(0)
-    MAKERS["grouped"]().float().save_pretrained(checkpoints / "served")
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-    tokenizer.save_pretrained(checkpoints / "served")
-    return checkpoints / "served"
-
-
-@pytest.fixture(scope="module")
-def url(folder, tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        str(Path(sys.executable).with_name("attention-vllm")), "serve", str(folder), "--served-model-name", "m",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", str(2**27),
-        "--host", "127.0.0.1", "--port", str(port),
-    ]  # fmt: skip
-    own = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    log = tmp_path_factory.mktemp("log") / "serve.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=own, start_new_session=True, stdout=out, stderr=out)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(400):
-            time.sleep(1)
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None, log.read_text()[-3000:]
+def url(served_model):
+    with serving(served_model) as address:
         yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
 
 
 def hold(reference, prompt, tokens):
@@ -123,6 +83,55 @@ def test_chats_and_edits_are_answered(url):
     ]
 
 
+def test_spans_are_messages_and_characters_as_the_template_writes_them(url, served_model):
+    messages = [{"role": "user", "content": "the cat sat"}, {"role": "user", "content": "on the mat"}]
+    text = "user: the cat sat user: on the mat "
+    spans = [
+        {"name": "first", "messages": [0]},
+        {"name": "second", "messages": [1]},
+        {"name": "c", "characters": [0, 9]},
+    ]
+    ask = {"weights": True, "statistics": ["classes"], "statistic_options": {"spans": spans}}
+    with Client(url) as client:
+        reply = client.models.chat("m", messages, attention=ask, max_tokens=3, temperature=0, ignore_eos=True)
+    offsets = AutoTokenizer.from_pretrained(served_model)(text, add_special_tokens=False).encodings[0].offsets
+    (choice,) = reply.choices
+    assert choice.attention[0].position == len(offsets)
+    places = {name: [at for at, (_, end) in enumerate(offsets) if begin < end <= stop] for name, begin, stop in (
+        ("first", 6, 17), ("second", 24, 34), ("c", 0, 9),
+    )}  # fmt: skip
+    assert all(places.values())
+    for token in choice.attention:
+        for layer in token.layers:
+            for name, own in places.items():
+                shares = np.asarray(layer.weights)[:, own].sum(-1)
+                np.testing.assert_allclose(np.asarray(layer.statistics.classes[name]), shares, atol=1e-6)
+
+
+def test_taps_of_a_whole_text_are_those_of_transformers(url, served_model, reference):
+    tokens = [7, *range(20, 50)]
+    model = AutoModelForCausalLM.from_pretrained(served_model, attn_implementation="eager", dtype=torch.float64).eval()
+    seen = {}
+    for layer, block in enumerate(model.model.layers):
+        projection = block.self_attn.o_proj
+        projection.register_forward_hook(
+            lambda _, given, output, layer=layer: seen.update({layer: (given[0][0], output[0])})
+        )
+    with torch.inference_mode():
+        model(torch.tensor([tokens]), use_cache=False)
+    attentions, _ = reference("served", tokens)
+    with Client(url) as client:
+        for _ in range(2):  # the second one finds no page of the first
+            reply = client.models.forward("m", tokens=tokens, return_=["weights", "context", "output"], top_k=0)
+            assert reply.labels.ids == tokens
+            assert [each.layer for each in reply.layers] == [0, 1, 2, 3]
+            for each in reply.layers:
+                context, output = seen[each.layer]
+                np.testing.assert_allclose(each.weights, attentions[each.layer], atol=1e-4)
+                np.testing.assert_allclose(each.context, context.unflatten(-1, (8, -1)).transpose(0, 1), atol=1e-4)
+                np.testing.assert_allclose(each.output, output, atol=1e-4)
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_what_is_not_answered_is_refused_by_its_field(url, streams):
     faults = {
@@ -161,3 +170,17 @@ def test_requests_without_attention_are_vllms_own(url):
         found = json.loads(answer.read())
     assert "kv_transfer_params" in found
     assert "attention" not in found["choices"][0]
+
+
+def test_a_caller_without_a_key_is_refused_and_the_folder_of_sockets_goes_with_the_server(served_model):
+    before = set(Path(tempfile.gettempdir()).glob("attention-vllm-*"))
+    with serving(served_model, "--api-key", "secret") as address:
+        made = set(Path(tempfile.gettempdir()).glob("attention-vllm-*")) - before
+        assert len(made) == 1
+        body = json.dumps({"model": "m", "prompt": [5, 6, 7], "max_tokens": 2, "attention": {}}).encode()
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(f"{address}/v1/completions", body), timeout=60)
+        assert caught.value.code == 401
+        with Client(address, api_key="secret") as client:
+            assert client.models.generate("m", [5, 6, 7], max_tokens=2, attention={}).choices[0].attention
+    assert not made & set(Path(tempfile.gettempdir()).glob("attention-vllm-*"))

@@ -1,8 +1,8 @@
-"""``attention parity``: the attention of generated tokens as two servers tell of it, such as this one and vLLM."""
+"""``attention parity``: a model as two servers compute it, such as this one and vLLM."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
@@ -11,12 +11,19 @@ from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.reply_output import AsJson
 from attention_client.cli.tables.table_output import table
 from attention_client.client import Client
+from attention_contract.schemas.model_requests import ModelForwardReply
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.openai import GeneratedToken
+from attention_contract.schemas.openai import CompletionChoice, CompletionLogprobs, GeneratedToken
 from attention_contract.wire import to_json
 
-_ASKED = {"weights": True, "statistics": ["entropy"]}
-"""The attention that both are asked for."""
+_ASKED: Final = {"weights": True, "statistics": ["entropy"]}
+"""The attention that both are asked for while they generate."""
+_TAPS: Final = ("context", "output")
+"""The taps that both are asked for of the whole text."""
+_LIKELIEST: Final = 5
+"""Tokens whose log-probabilities are compared."""
+MEASURES: Final = ("weights", *_TAPS)
+"""The numbers of a layer that must agree, in the order in which it computes them."""
 
 
 @dataclass
@@ -27,6 +34,22 @@ class LayerParity:
     weights: float = 0.0
     entropy: float = 0.0
     """In nats."""
+    context: float | None = None
+    """Of all tokens; relative to the largest number of the layer's context, as ``output`` is to that of its output."""
+    output: float | None = None
+
+    def departs(self, tolerance: float) -> str | None:
+        """Return the first tap that differs by more; None if none does."""
+        differences = {name: getattr(self, name) for name in MEASURES}
+        return next((name for name, own in differences.items() if own is not None and not own <= tolerance), None)
+
+
+@dataclass
+class Departure:
+    """The first layer and tap of a text that differ by more than a tolerance."""
+
+    layer: LayerRef
+    tap: str
 
 
 @dataclass
@@ -38,11 +61,19 @@ class TextParity:
     """The number that was generated."""
     alike: int
     """The first tokens that are the same. The next one is compared too: the same text came before it."""
-    layers: list[LayerParity]
+    layers: list[LayerParity] = field(default_factory=list)
+    logprobs: float | None = None
+    """The largest difference of the log-probabilities of the likeliest tokens, which are logits less one number."""
 
-    def departs(self, tolerance: float) -> LayerRef | None:
-        """Return the first layer whose weights differ by more; None if none does."""
-        return next((one.layer for one in self.layers if not one.weights <= tolerance), None)
+    def departs(self, tolerance: float) -> Departure | None:
+        """Return the first layer that differs by more, with its tap; None if none does."""
+        first = next(((one.layer, tap) for one in self.layers if (tap := one.departs(tolerance))), None)
+        return None if first is None else Departure(*first)
+
+    def passed(self, tolerance: float) -> bool:
+        """True if nothing differs by more."""
+        likely = self.logprobs is None or self.logprobs <= tolerance
+        return likely and self.departs(tolerance) is None
 
 
 def parity_of(prompt: str, first: Sequence[GeneratedToken], second: Sequence[GeneratedToken]) -> TextParity:
@@ -62,12 +93,66 @@ def parity_of(prompt: str, first: Sequence[GeneratedToken], second: Sequence[Gen
     return TextParity(prompt, len(pairs), alike, list(layers.values()))
 
 
+def likelihood_parity(first: CompletionLogprobs, second: CompletionLogprobs, tokens: int) -> float:
+    """Return the largest difference of the log-probabilities of tokens that both name, at the first places."""
+    largest = 0.0
+    pairs = zip(first.top_logprobs or (), second.top_logprobs or (), strict=False)
+    for one, other in list(pairs)[:tokens]:
+        if one is None or other is None:
+            continue
+        shared = sorted(one.keys() & other.keys())
+        largest = _larger(largest, [one[name] for name in shared], [other[name] for name in shared])
+    return largest
+
+
+def add_taps(parity: TextParity, first: ModelForwardReply, second: ModelForwardReply) -> None:
+    """Compare the taps of all tokens. Raises ValueError for replies of different layers or tokens."""
+    if [each.layer for each in first.layers] != [each.layer for each in second.layers]:
+        raise ValueError("the models have different layers")
+    by_layer = {each.layer: each for each in parity.layers}
+    for mine, theirs in zip(first.layers, second.layers, strict=True):
+        own = by_layer.get(mine.layer)
+        for name in _TAPS if own is not None else ():
+            one = getattr(mine, name)
+            largest = float(np.abs(np.asarray(one, np.float64)).max(initial=0)) or 1.0
+            setattr(own, name, _larger(0.0, one, getattr(theirs, name)) / largest)
+
+
 def _larger(before: float, first: object, second: object) -> float:
     """The largest difference of two arrays, or the one before if that is larger; NaN stays."""
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if one.shape != other.shape:
         raise ValueError(f"the models have different heads: {one.shape[:1]} and {other.shape[:1]}")
     return float(np.maximum(before, np.abs(one - other).max(initial=0)))
+
+
+@dataclass
+class _Server:
+    """One of two servers, and the name of the model there."""
+
+    client: Client
+    model: str
+
+    def answer(self, text: str, tokens: int) -> CompletionChoice:
+        return self.client.models.generate(
+            self.model, text, max_tokens=tokens, temperature=0, ignore_eos=True, logprobs=_LIKELIEST, attention=_ASKED
+        ).choices[0]
+
+    def taps(self, tokens: Sequence[int]) -> ModelForwardReply:
+        return self.client.models.forward(self.model, tokens=list(tokens), return_=_TAPS, top_k=0)
+
+
+def _compared(text: str, servers: tuple[_Server, _Server], tokens: int) -> TextParity:
+    """Ask both servers. Raises ValueError for models that cannot be compared."""
+    first, second = (server.answer(text, tokens) for server in servers)
+    found = parity_of(text, first.attention or (), second.attention or ())
+    if isinstance(first.logprobs, CompletionLogprobs) and isinstance(second.logprobs, CompletionLogprobs):
+        found.logprobs = likelihood_parity(first.logprobs, second.logprobs, found.alike + 1)
+    own = servers[0]
+    prompt = own.client.models.tokenize(own.model, text).tokens
+    whole = [*prompt, *(token.id for token in (first.attention or ())[: found.alike])]
+    add_taps(found, *(server.taps(whole) for server in servers))
+    return found
 
 
 def parity(
@@ -77,47 +162,47 @@ def parity(
     against: Annotated[str, typer.Option(metavar="URL", help="The other server, such as vLLM with attention-vllm.")],
     named: Annotated[str | None, typer.Option(metavar="MODEL", help="The model's name there.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate, the likeliest ones.")] = 8,
-    tolerance: Annotated[float, typer.Option(min=0, help="The largest difference of a weight that passes.")] = 1e-3,
+    tolerance: Annotated[float, typer.Option(min=0, help="The largest difference that passes.")] = 1e-3,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the attention of generated tokens on two servers: by layer, and where it first departs.
+    """Compare a model on two servers: weights, context and output by layer, likelihoods, and where they first depart.
 
-    Exit status 1 if weights differ by more than the tolerance.
+    Exit status 1 if anything but the entropies differs by more than the tolerance.
     """
+    found = []
     with client_of(ctx) as own, Client(against) as other:
-        compared_texts = []
         for text in texts:
-            answers = [
-                client.models.generate(
-                    name, text, max_tokens=max_tokens, temperature=0, ignore_eos=True, attention=_ASKED
-                ).choices[0].attention
-                for client, name in ((own, model), (other, named or model))
-            ]  # fmt: skip
             try:
-                compared_texts.append(parity_of(text, *answers))
+                found.append(_compared(text, (_Server(own, model), _Server(other, named or model)), max_tokens))
             except ValueError as fault:
                 raise typer.BadParameter(str(fault), param_hint="MODEL") from None
-    passed = all(compared.departs(tolerance) is None for compared in compared_texts)
+    passed = all(each.passed(tolerance) for each in found)
     if as_json:
-        texts_data = [asdict(compared) | {"departs": compared.departs(tolerance)} for compared in compared_texts]
+        texts_data = [asdict(each) | {"departs": _data(each.departs(tolerance))} for each in found]
         typer.echo(to_json({"texts": texts_data, "tolerance": tolerance, "passed": passed}))
     else:
-        _show(compared_texts, tolerance)
+        for each in found:
+            _show(each, tolerance)
     if not passed:
         raise typer.Exit(1)
 
 
-def _show(compared_texts: Sequence[TextParity], tolerance: float) -> None:
-    for compared in compared_texts:
-        table(
-            {
-                "layer": str(one.layer),
-                "weights": f"{one.weights:.1e}",
-                "entropy": f"{one.entropy:.1e}",
-                "verdict": "passed" if one.weights <= tolerance else "FAILED",
-            }
-            for one in compared.layers
-        )
-        first = compared.departs(tolerance)
-        departs = "" if first is None else f"; weights first depart in layer {first}"
-        typer.echo(f"{compared.alike} of {compared.tokens} tokens alike{departs}: {compared.prompt}")
+def _data(departure: Departure | None) -> dict[str, Any] | None:
+    return None if departure is None else asdict(departure)
+
+
+def _show(found: TextParity, tolerance: float) -> None:
+    table(
+        {"layer": str(one.layer)}
+        | {name: _number(getattr(one, name)) for name in ("weights", "entropy", *_TAPS)}
+        | {"verdict": "passed" if one.departs(tolerance) is None else "FAILED"}
+        for one in found.layers
+    )
+    first = found.departs(tolerance)
+    departs = "" if first is None else f"; {first.tap} first departs in layer {first.layer}"
+    likely = "" if found.logprobs is None else f", log-probabilities within {_number(found.logprobs)}"
+    typer.echo(f"{found.alike} of {found.tokens} tokens alike{likely}{departs}: {found.prompt}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"

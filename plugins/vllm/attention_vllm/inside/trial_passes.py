@@ -34,7 +34,7 @@ def refused_by_trial(worker: Any, observer: PassObserver) -> str | None:
     finally:
         observer.trial = None
     queries = sum(lengths.values()) + (2 if together else 0)
-    return trial.verdict(frozenset(observer.facts), queries)
+    return trial.verdict(frozenset(observer.model.facts), queries)
 
 
 def _run(worker: Any, lengths: dict[str, int]) -> None:

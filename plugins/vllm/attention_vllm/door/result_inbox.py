@@ -3,16 +3,22 @@
 import asyncio
 import os
 import uuid
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from attention_contract.errors import AttentionError, InternalError, Unavailable, from_problem
+from attention_vllm.door.merged_ranks import merged
 from attention_vllm.result_channel import PREFIX, SOCKETS, Message, lengths_of, unpacked
 
 _PATIENCE_S: Final = 10.0
 """Seconds to wait for the attention of a token that vLLM has sent: a worker sends it before."""
 _MOST_BYTES: Final = 2**30
+
+
+TapsOfTokens = tuple[int, int, list[dict[str, Any]]]
+"""First and last (exclusive) token of a pass, and the fields of its layers."""
 
 
 @dataclass(eq=False)
@@ -24,14 +30,30 @@ class AwaitedResults:
     """The fields of the layers, by the position of the token."""
     refused: AttentionError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    taps: dict[tuple[int, int], list[dict[str, Any]]] = field(default_factory=dict)
+    """The taps of layers, by first and last (exclusive) token."""
+    parts: dict[Hashable, dict[int, list[dict[str, Any]]]] = field(default_factory=dict)
+    """The fields of ranks, by token or tokens, until all ranks have told of them."""
 
     def add(self, message: Message) -> None:
         """Take a result."""
         if "refused" in message:
             problem = message["refused"]
             self.refused = from_problem(problem.get("status", 500), problem)
+            self.changed.set()
+            return
+        # A token has a position, and the tokens of a pass have a first and a last (exclusive) one.
+        key = message["position"] if "position" in message else (message["first"], message["stop"])
+        parts = self.parts.setdefault(key, {})
+        parts[message.get("rank", 0)] = message["layers"]
+        if len(parts) < message.get("ranks", 1):
+            return
+        del self.parts[key]
+        whole = message["layers"] if len(parts) == 1 else merged([parts[rank] for rank in sorted(parts)])
+        if isinstance(key, tuple):
+            self.taps[key] = whole
         else:
-            self.layers[message["position"]] = message["layers"]
+            self.layers[key] = whole
         self.changed.set()
 
     async def take(self, position: int) -> list[dict[str, Any]]:
@@ -43,6 +65,27 @@ class AwaitedResults:
         except TimeoutError:
             raise InternalError(f"the attention of the token at position {position} did not come") from None
         return self.layers.pop(position)
+
+    async def take_text(self, length: int) -> list[TapsOfTokens]:
+        """Return the taps of all tokens of a text, in order. Raises the error with which the ask was refused."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while (found := self._of_text(length)) is None:
+                    await self._next()
+        except TimeoutError:
+            raise InternalError(f"the taps of all {length} tokens did not come") from None
+        return found
+
+    def _of_text(self, length: int) -> list[TapsOfTokens] | None:
+        """The passes that follow one another up to this length; None if one is missing. Preempted ones come twice."""
+        found, at = list[TapsOfTokens](), 0
+        while at < length:
+            stop = max((stop for first, stop in self.taps if first == at), default=at)
+            if stop == at:
+                return None
+            found.append((at, stop, self.taps[at, stop]))
+            at = stop
+        return found
 
     async def refusal(self) -> AttentionError:
         """Wait for the ask to be refused."""

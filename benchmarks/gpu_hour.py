@@ -52,6 +52,21 @@ STEPS = (
         "python -m tools.models_walk --device cuda --jobs 8 --output .cache/gpu-hour/models-table.md",
         10,
     ),
+    Step(
+        "vllm-triton",
+        "the plugin of vLLM with Triton's kernels: the same requests to it and to this server",
+        "python -m tools.interop.beside_vllm --program attention-vllm --options --attention-backend TRITON_ATTN",
+        6,
+        "attention-vllm",
+    ),
+    Step(
+        "vllm-flash",
+        "the same with FlashAttention, which has no float32",
+        "python -m tools.interop.beside_vllm --program attention-vllm --dtype float16 --tolerance 2e-2 "
+        "--options --attention-backend FLASH_ATTN",
+        6,
+        "attention-vllm",
+    ),
     Step("kernels", "kernels, a long request and HTTP beside the bare kernels", "python -m benchmarks.cuda", 15),
     Step(
         "memcheck",

@@ -31,11 +31,11 @@ class BoundAsk:
     names: tuple[str, ...]
     """The statistics to tell."""
     edits: Mapping[int, Sequence[BoundEdit]]
-    """Those between the projections of a layer, of the heads of this rank."""
+    """The edits between the projections of a layer, of the heads of this rank."""
     edited_heads: Mapping[int, Sequence[int]]
     """The heads of this rank that the edits of each layer change."""
     output_edits: Mapping[int, Sequence[BoundEdit]]
-    """Those of ``output``."""
+    """The edits of ``output``."""
     heads: Mapping[int, ToldHeads]
     """The heads of this rank to tell of, by layer."""
     spans: Mapping[str, Sequence[int]]

@@ -47,10 +47,10 @@ class PassObserver:
         self._scheduled: frozenset[str] = frozenset()
         self._runner: Any = None
         self._rows: dict[int, dict[str, PassRow]] = {}
-        """By the metadata of layers."""
+        """The rows of requests, by the metadata of layers."""
         self._rows_by_layer: dict[int, dict[str, PassRow]] = {}
         self._hooks: AbstractContextManager[object] = nullcontext()
-        """Those of outputs that are edited in the pass."""
+        """The hooks of outputs in the pass."""
         self._told: list[TokenWeights] = []
 
     def begin(self, scheduled: Any, runner: Any) -> None:

@@ -34,7 +34,7 @@ class TokenWeights:
     weights: Tensor
     """``[H, K]`` of all heads, K at least ``length``."""
     heads: tuple[int, ...] | None = None
-    """Those to tell of; None for all."""
+    """The heads to tell of; None for all."""
     able: frozenset[str] = frozenset()
     """The statistics of some attentions that the layer has."""
 
@@ -58,11 +58,11 @@ def token_reports(
 def _fields(alike: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | None]) -> list[Fields]:
     """The fields of weights that are to be told of alike."""
     bound, wanted = alike[0].bound, alike[0].bound.ask.attention
-    keys = max(row.length for row in alike)
+    keys = max(each.weights.shape[1] for each in alike)
     parts = []
-    for each in alike:
-        own = each.weights[:, : each.length]
-        parts.append(pad(own if each.heads is None else own[list(each.heads)], (0, keys - each.length)))
+    for each in alike:  # weights of keys behind the last are 0
+        own = each.weights if each.heads is None else each.weights[list(each.heads)]
+        parts.append(own if own.shape[1] == keys else pad(own, (0, keys - own.shape[1])))
     weights = torch.stack(parts)[:, :, None]  # [N, H, 1, K]
     fields_by_row: list[Fields] = [{} for _ in alike]
     if bound.names:
@@ -107,17 +107,23 @@ def _statistics(
     inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=alike[0].able)
     totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
     totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
-    means = totals.means()
-    return [_of_row(means, at, row.length) for at, row in enumerate(alike)]
+    means = _arrays(totals.means())
+    return [_of_row(means, at, each.length) for at, each in enumerate(alike)]
+
+
+def _arrays(means: Mapping[str, Any]) -> Fields:
+    """Statistics in float32, with the same nesting."""
+    return {
+        name: _arrays(mean) if isinstance(mean, dict) else mean.float().cpu().numpy() for name, mean in means.items()
+    }
 
 
 def _of_row(means: Mapping[str, Any], at: int, length: int) -> Fields:
-    """The statistics of one of the texts, in float32."""
-    fields: Fields = {}
+    """The statistics of one of the texts."""
+    found: Fields = {}
     for name, mean in means.items():
         if isinstance(mean, dict):
             fields[name] = _of_row(mean, at, length)
         else:
-            own = mean[at].float().cpu().numpy()
-            fields[name] = own[:, :length] if name in BY_KEY else own
-    return fields
+            found[name] = mean[at, :, :length] if name in BY_KEY else mean[at]
+    return found

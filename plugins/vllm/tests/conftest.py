@@ -80,7 +80,7 @@ def served_model(checkpoints) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[str]:
+def serving(folder: Path, *options: str, **variables: str) -> Iterator[str]:
     """The address of ``attention-vllm serve`` with this checkpoint as model ``m``."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -92,7 +92,7 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
     ]  # fmt: skip
     own = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        process = subprocess.Popen(command, env=own, start_new_session=True, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=own | variables, start_new_session=True, stdout=log, stderr=log)
         address = f"http://127.0.0.1:{port}"
         try:
             for _ in range(600):

@@ -173,14 +173,13 @@ def test_requests_without_attention_are_vllms_own(url):
 
 
 def test_a_caller_without_a_key_is_refused_and_the_folder_of_sockets_goes_with_the_server(served_model):
-    before = set(Path(tempfile.gettempdir()).glob("attention-vllm-*"))
-    with serving(served_model, "--api-key", "secret") as address:
-        made = set(Path(tempfile.gettempdir()).glob("attention-vllm-*")) - before
-        assert len(made) == 1
-        body = json.dumps({"model": "m", "prompt": [5, 6, 7], "max_tokens": 2, "attention": {}}).encode()
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(urllib.request.Request(f"{address}/v1/completions", body), timeout=60)
-        assert caught.value.code == 401
-        with Client(address, api_key="secret") as client:
-            assert client.models.generate("m", [5, 6, 7], max_tokens=2, attention={}).choices[0].attention
-    assert not made & set(Path(tempfile.gettempdir()).glob("attention-vllm-*"))
+    with tempfile.TemporaryDirectory() as folder:
+        with serving(served_model, "--api-key", "secret", TMPDIR=folder) as address:
+            assert len([*Path(folder).glob("attention-vllm-*")]) == 1
+            body = json.dumps({"model": "m", "prompt": [5, 6, 7], "max_tokens": 2, "attention": {}}).encode()
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(urllib.request.Request(f"{address}/v1/completions", body), timeout=60)
+            assert caught.value.code == 401
+            with Client(address, api_key="secret") as client:
+                assert client.models.generate("m", [5, 6, 7], max_tokens=2, attention={}).choices[0].attention
+        assert [*Path(folder).glob("attention-vllm-*")] == []

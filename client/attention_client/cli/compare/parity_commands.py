@@ -35,7 +35,7 @@ class LayerParity:
     entropy: float = 0.0
     """In nats."""
     context: float | None = None
-    """Of all tokens; relative to the largest number of the layer's context, as ``output`` is to that of its output."""
+    """The same of all tokens, relative to the largest number there, as ``output`` is."""
     output: float | None = None
 
     def departs(self, tolerance: float) -> str | None:

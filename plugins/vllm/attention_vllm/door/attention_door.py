@@ -53,7 +53,7 @@ ROUTES: Final[tuple[tuple[re.Pattern[str], Route], ...]] = (
     (re.compile("/v1/(chat/)?completions"), AttentionRoute()),
     (re.compile("/v1/models/(?P<model>.+)/forward"), ForwardRoute()),
 )
-"""By the end of the path."""
+"""The paths, and the route of each."""
 
 
 class AttentionDoor:

@@ -36,6 +36,7 @@ class FakeServe:
         self.gone = False
         """True once a caller was seen to leave."""
         self.endless = False
+        self.media_type = None
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -43,6 +44,7 @@ class FakeServe:
                 await receive()
                 await send({"type": f"lifespan.{kind}.complete"})
             return
+        self.media_type = dict(scope["headers"]).get(b"content-type")
         body = json.loads((await receive())["body"])
         self.bodies.append(body)
         given = body.get("vllm_xargs", {}).get("attention")
@@ -52,6 +54,10 @@ class FakeServe:
         if self.endless:
             self.gone = (await receive())["type"] == "http.disconnect"
             return
+        if ask is not None and ask.get("taps"):
+            context = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+            message = {"id": ask["id"], "first": 0, "stop": 3, "layers": [{"layer": 0, "context": context}]}
+            await self.put(message, ask)
         streams = bool(body.get("stream"))
         kind = b"text/event-stream" if streams else b"application/json"
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
@@ -125,6 +131,14 @@ def test_the_client_reads_replies_and_streams(url, serve):
     hold([token for piece in pieces for token in piece.choices[0].attention])
     assert [piece.choices[0].text for piece in pieces] == [" 11", " 12", " 13"]
     assert all("attention" not in body and body["return_token_ids"] for body in serve.bodies)
+
+
+def test_the_client_reads_taps_of_a_whole_text(url, serve):
+    with Client(url) as client:
+        reply = client.models.forward("m", tokens=PROMPT, return_=["context"], layers=[0], top_k=0)
+    assert (serve.bodies[0]["model"], serve.media_type) == ("m", b"application/json")
+    assert reply.labels.ids == PROMPT
+    np.testing.assert_array_equal(reply.layers[0].context, np.arange(24).reshape(2, 3, 4))
 
 
 def test_edits_bring_a_salt_of_their_own_and_the_same_edits_the_same(url, serve):

@@ -29,9 +29,13 @@ VLLM: Final = ROOT / ".cache" / "vllm" / "bin" / "attention-vllm"
 TINY: Final = ROOT / "service" / "attention_service" / "tiny_model"
 MODEL: Final = "beside"
 TOLERANCE: Final = 5e-5
-OWN_FIELDS: Final = frozenset({"id", "created", "ran", "prompt_tokens_details", "token"})
+OWN_FIELDS: Final = frozenset({
+    "id", "created", "ran", "prompt_tokens_details", "token", "tokens", "text_offset", "top_logprobs", "spans",
+})  # fmt: skip
 """Fields in which each server says something of its own: names, times, what it ran, and the readable form of tokens.
 The ``id`` of a generated token is a number, and is compared."""
+PART: Final = "\ufffd"
+"""A part of a character, which vLLM leaves out at the end of a text."""
 PROMPT: Final = [7, *range(20, 50)]
 LOOK: Final = {"weights": True, "top_k": 3}
 MESSAGES: Final = [
@@ -114,7 +118,10 @@ def requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def differences(first: Any, second: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the difference of numbers by their place, infinite for what is not equal."""
+    """Yield the difference of numbers by their place; infinite for what is not equal.
+
+    It is relative to the largest number of a list that has a larger one than 1.
+    """
     if isinstance(first, dict) and isinstance(second, dict):
         own = {name for name in OWN_FIELDS if name != "id" or not isinstance(first.get("id"), int)}
         for name in sorted((first.keys() | second.keys()) - own):
@@ -122,10 +129,13 @@ def differences(first: Any, second: Any, path: str = "") -> Iterator[tuple[str, 
     elif isinstance(first, list) and isinstance(second, list):
         if len(first) != len(second):
             yield f"{path} ({len(first)} and {len(second)} entries)", math.inf
+        largest = max((abs(each) for each in first if isinstance(each, int | float)), default=0.0)
         for at, (one, other) in enumerate(zip(first, second, strict=False)):
-            yield from differences(one, other, f"{path}.{at}")
+            yield from ((place, x / max(1.0, largest)) for place, x in differences(one, other, f"{path}.{at}"))
     elif isinstance(first, int | float) and isinstance(second, int | float) and not isinstance(first, bool):
         yield path, abs(first - second)
+    elif isinstance(first, str) and isinstance(second, str) and first.replace(PART, "") == second.replace(PART, ""):
+        yield path, 0.0
     elif first != second:
         yield f"{path} ({json.dumps(first)[:60]} and {json.dumps(second)[:60]})", math.inf
 

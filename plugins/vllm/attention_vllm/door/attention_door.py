@@ -40,8 +40,11 @@ class Route(Protocol):
     def scope(self, scope: Scope) -> Scope:
         """Return the scope with vLLM's path."""
 
-    def asks(self, body: bytes) -> dict[str, Any] | None:
-        """Return a request of which something is to be told; None for one that vLLM answers alone."""
+    def asks(self, body: bytes, media_type: str, /) -> dict[str, Any] | None:
+        """Return a request of which something is to be told; None for one that vLLM answers alone.
+
+        Raises AttentionError.
+        """
 
     def prepare(
         self, given: dict[str, Any], awaited: AwaitedResults, reply_to: str, tokenizer: Tokenizer, model: str
@@ -150,7 +153,8 @@ class _Exchange:
 
     async def _prepared(self, body: bytes) -> bytes:
         """Return vLLM's request in place of one that asks. Raises AttentionError."""
-        given = self._route.asks(body)
+        media_type = dict(self._scope["headers"]).get(b"content-type", b"").decode("latin-1")
+        given = self._route.asks(body, media_type.partition(";")[0].strip().lower())
         if given is None:
             return body
         self._awaited = self._inbox.expect()

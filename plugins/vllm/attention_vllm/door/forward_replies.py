@@ -17,6 +17,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import AttentionOfTokens
 from attention_contract.tensors import Encoding
 from attention_contract.validation import validate
+from attention_contract.wire import SAFETENSORS, from_body
 from attention_vllm.asks import TAPS, AttentionAsk
 from attention_vllm.door.openai_replies import Json, Tokenizer, object_of
 from attention_vllm.door.result_inbox import AwaitedResults
@@ -31,12 +32,21 @@ class ForwardRoute:
     """Forward requests, which vLLM answers as completions."""
 
     def scope(self, scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Return the scope of a completion."""
+        """Return the scope of a completion, whose body is JSON."""
         path = scope["path"].partition(_MODELS)[0] + _COMPLETIONS
-        return {**scope, "path": path, "raw_path": path.encode()}
+        headers = [each for each in scope["headers"] if each[0].lower() not in {b"content-type", b"content-length"}]
+        headers.append((b"content-type", b"application/json"))
+        return {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
 
-    def asks(self, body: bytes) -> Json | None:
-        """Return the request."""
+    def asks(self, body: bytes, media_type: str) -> Json | None:
+        """Return the request, of JSON, or of safetensors as the client sends it. Raises AttentionError.
+
+        Tensors are in no field that is answered.
+        """
+        if media_type == SAFETENSORS:
+            request = from_body(ModelForwardRequest, body, media_type, "request")
+            found: Json = request.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            return found
         given = object_of(body)
         if given is None:
             raise InvalidRequest.at("body", "expected a JSON object")

@@ -41,7 +41,7 @@ class AttentionRoute:
         """Return the scope as it is."""
         return scope
 
-    def asks(self, body: bytes) -> Json | None:
+    def asks(self, body: bytes, _: str) -> Json | None:
         """Return the request of a body that has the field; None for another, which vLLM reads itself."""
         given = object_of(body) if b'"attention"' in body else None
         return None if given is None or given.get("attention") is None else given

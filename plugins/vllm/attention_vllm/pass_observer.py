@@ -239,9 +239,9 @@ class PassObserver:
                 self._refuse(asked, InvalidRequest.at("attention.edits", reason))
             asked.checked = True
         for asked in [each for each in self._active if each.tapped]:
-            row = next(iter(self._rows_by_layer.values()))[asked.name]
+            place = next(iter(self._rows_by_layer.values()))[asked.name]
             fields = [asked.bound.placed(layer) | asked.tapped[layer] for layer in asked.bound.heads]
-            message = {"id": asked.bound.ask.id, "first": row.first, "stop": row.length, "layers": fields}
+            message = {"id": asked.bound.ask.id, "first": place.first, "stop": place.length, "layers": fields}
             self.channel.put(message | self.model.share.named, asked.bound.ask.reply_to)
         if not self._told:
             return

@@ -64,21 +64,21 @@ def _fields(alike: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | 
         own = each.weights if each.heads is None else each.weights[list(each.heads)]
         parts.append(own if own.shape[1] == keys else pad(own, (0, keys - own.shape[1])))
     weights = torch.stack(parts)[:, :, None]  # [N, H, 1, K]
-    fields_by_row: list[Fields] = [{} for _ in alike]
+    found: list[Fields] = [{} for _ in alike]
     if bound.names:
-        for fields, means in zip(fields_by_row, _statistics(alike, weights, tokens), strict=True):
+        for fields, means in zip(found, _statistics(alike, weights, tokens), strict=True):
             fields["statistics"] = means
     if wanted.top_k:
         top = weights[:, :, 0].topk(min(wanted.top_k, keys), -1)
         names, values = top.indices.masked_fill(top.values == 0, -1).cpu().numpy(), top.values.cpu().numpy()
-        for at, (fields, row) in enumerate(zip(fields_by_row, alike, strict=True)):
-            most = min(wanted.top_k, row.length)
+        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
+            most = min(wanted.top_k, each.length)
             fields["top_keys"] = {"keys": names[at, :, :most], "weights": values[at, :, :most]}
     if wanted.weights:
         whole = weights[:, :, 0].cpu().numpy()
-        for at, (fields, row) in enumerate(zip(fields_by_row, alike, strict=True)):
-            fields["weights"] = whole[at, :, : row.length]
-    return fields_by_row
+        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
+            fields["weights"] = whole[at, :, : each.length]
+    return found
 
 
 def _statistics(
@@ -87,12 +87,12 @@ def _statistics(
     bound, options = alike[0].bound, alike[0].bound.ask.attention.statistic_options
     count, heads, _, keys = weights.shape
     device = weights.device
-    lengths = torch.tensor([[row.length] for row in alike], device=device)
+    lengths = torch.tensor([[each.length] for each in alike], device=device)
     of_keys = query_tokens = None
     if bound.reads_tokens:
         rows = []
-        for row in alike:
-            own = [*(tokens.get(row.name) or ())][: row.length]
+        for each in alike:
+            own = [*(tokens.get(each.name) or ())][: each.length]
             rows.append([*own, *[-1] * (keys - len(own))])
         of_keys = torch.tensor(rows, device=device)
         query_tokens = of_keys.gather(1, lengths - 1)
@@ -123,7 +123,7 @@ def _of_row(means: Mapping[str, Any], at: int, length: int) -> Fields:
     found: Fields = {}
     for name, mean in means.items():
         if isinstance(mean, dict):
-            fields[name] = _of_row(mean, at, length)
+            found[name] = _of_row(mean, at, length)
         else:
             found[name] = mean[at, :, :length] if name in BY_KEY else mean[at]
     return found

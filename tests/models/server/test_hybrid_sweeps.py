@@ -39,7 +39,7 @@ def log_p(address, model, token, edits):
     return logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
 
 
-@pytest.mark.sampled(model=3)
+@pytest.mark.sampled(model=2)
 @pytest.mark.parametrize("model", HYBRIDS)
 def test_a_sweep_over_layers_has_each_layer_whose_tap_can_be_edited_with_the_effect_of_a_run(address, model):
     layers = listed(address, model)
@@ -54,7 +54,7 @@ def test_a_sweep_over_layers_has_each_layer_whose_tap_can_be_edited_with_the_eff
     assert np.abs(reply["effects"]["value"]).min() > 0
 
 
-@pytest.mark.sampled(model=3)
+@pytest.mark.sampled(model=2)
 @pytest.mark.parametrize("model", HYBRIDS)
 def test_a_named_layer_without_a_softmax_is_swept_head_by_head(address, model):
     mixing = [each for each in listed(address, model) if each["kind"] != "attention"]
@@ -67,6 +67,7 @@ def test_a_named_layer_without_a_softmax_is_swept_head_by_head(address, model):
     np.testing.assert_allclose(reply["effects"]["value"][0][1], expected, atol=1e-4)
 
 
+@pytest.mark.sampled(model=2)
 @pytest.mark.parametrize("model", HYBRIDS)
 def test_a_tap_that_a_layer_has_not_is_refused_by_its_name(address, model):
     layer = next(each["layer"] for each in listed(address, model) if each["kind"] != "attention")

@@ -16,6 +16,7 @@ from attention_contract.schemas.analyses.model_paths import PathReceivers, PathS
 from attention_contract.schemas.analyses.probes import StateFeature, StatisticFeature, VectorFeature, Watch
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select, WeightsSelect
 from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
+from attention_contract.schemas.costs.model_complexity import PricedProbe, PricedVector
 from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, ModelStatisticOptions, PredictedLogit
 from attention_contract.schemas.models import LayerRef
@@ -35,6 +36,8 @@ ModelSweptEditLike = ModelSweptEdit | Mapping[str, Any]
 PathSendersLike = PathSenders | Mapping[str, Any]
 PathReceiversLike = PathReceivers | Mapping[str, Any]
 ProbeFeatureLike = StateFeature | StatisticFeature | VectorFeature | Mapping[str, Any]
+PricedVectorLike = PricedVector | Mapping[str, Any]
+PricedProbeLike = PricedProbe | Mapping[str, Any]
 DropoutLike = Dropout | Mapping[str, Any]
 AlternativeLike = Alternative | Mapping[str, Any]
 SessionShapeLike = SessionShape | Mapping[str, Any]

@@ -14,6 +14,8 @@ from attention_client.arguments import (
     ModelWeightsFields,
     PathReceiversLike,
     PathSendersLike,
+    PricedProbeLike,
+    PricedVectorLike,
     ProbeFeatureLike,
 )
 from attention_client.array_likes import TensorLike
@@ -281,6 +283,7 @@ class Models(Generation[WayT], Surveys[WayT]):
     def complexity(
         self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
         new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), fit: bool = False,
+        vector: PricedVectorLike | None = None, probe: PricedProbeLike | None = None,
         likelihood: Literal["masked"] | None = None, sweep: ModelSweptEditLike | None = None,
         from_: PathSendersLike | None = None, to: PathReceiversLike | None = None, text: str | None = None,
         return_: Sequence[Measure] = MEASURES, heads: int = 8, temperature: float = 0.0, alone: bool = False,
@@ -290,8 +293,10 @@ class Models(Generation[WayT], Surveys[WayT]):
 
         ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
         "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too, and
-        ``fit`` prices the fit of a Jacobian lens over the texts, ``likelihood="masked"`` their pseudo log-likelihood,
-        and ``sweep`` a sweep of ``effects``, or ``from_`` and ``to`` its paths. The arguments of ``context`` give the
-        cost of that call, in place of sizes. Raises InvalidRequest for images if the model reads none.
+        ``fit`` prices the fit of a Jacobian lens over the texts, ``vector`` that of a steering vector, as in
+        ``{"method": "pca"}``, ``probe`` that of a probe, as in ``{"of": {"point": "hidden", "layer": "all"}}``,
+        ``likelihood="masked"`` their pseudo log-likelihood, ``sweep`` a sweep of ``effects``, and ``from_`` and ``to``
+        its paths. The arguments of ``context`` give the cost of that call, in place of sizes. Raises InvalidRequest for
+        images if the model reads none.
         """
         return call(operations.model_complexity, locals())

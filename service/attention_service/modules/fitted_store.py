@@ -212,6 +212,12 @@ def arrays_by_layer(path: Path, prefix: str) -> dict[str, NDArray[Any]]:
         return {name.removeprefix(prefix): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def check_layer(directions: Mapping[str, NDArray[Any]], layer: object, param: str) -> None:
+    """Raise InvalidRequest, for the field ``param``, for a layer of which a steering vector has no direction."""
+    if layer != "all" and str(layer) not in directions:
+        raise InvalidRequest.at(param, f"the vector has directions of the layers {', '.join(directions)}")
+
+
 def _bytes(path: Path) -> int:
     with suppress(FileNotFoundError):
         return path.lstat().st_size

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from attention_client import Client
 from tests.client.cli.command_line import invoke
 from tests.conftest import live_server
 
@@ -52,6 +53,17 @@ def test_statistics_make_a_probe(url, file):
         "--folds", "3", "--json",
     )  # fmt: skip
     assert json.loads(output)["of"] == {"statistics": ["entropy", "first_key"], "heads": [0]}
+
+
+def test_a_fit_tells_its_price_and_fits_nothing(url, file):
+    asked = ["models", "fit-probe", "tiny", file, "--point", "mlp", "--position", "all", "--price", "--json"]
+    price = json.loads(run(url, *asked))
+    with Client(url, timeout=120) as client:
+        length = client.models.tokenize("tiny", max((text for _, text in TEXTS), key=len)).count
+        fit = {"of": {"point": "mlp", "layer": "all"}, "samples": length}
+        told = client.models.complexity("tiny", length, batch=len(TEXTS), probe=fit).probe
+        assert (price["flops"], price["peak_bytes"]) == (told.flops, told.peak_bytes)
+        assert not [each for each in client.models.probes("tiny").probes if getattr(each.of, "point", "") == "mlp"]
 
 
 def test_log_probabilities_of_named_tokens_stand_in_the_lines(url):

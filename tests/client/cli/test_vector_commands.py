@@ -1,5 +1,6 @@
 """``attention vectors`` at a running server, and ``attention generate --steer``."""
 
+import json
 import re
 
 import numpy as np
@@ -52,10 +53,25 @@ def test_a_vector_is_fitted_listed_exported_read_again_steers_and_is_removed(url
     assert vector not in run(url, "vectors", "list", "tiny")
 
 
+def test_a_fit_tells_its_price_and_fits_nothing(url, tmp_path):
+    for name, texts in (("up", "the park\nthe garden\n"), ("down", "the house\nthe school of the town\n")):
+        (tmp_path / f"{name}.txt").write_text(texts, "utf-8")
+    files = [str(tmp_path / "up.txt"), str(tmp_path / "down.txt")]
+    asked = ["vectors", "fit", "tiny", *files, "--method", "pca", "--layer", "1", "--price", "--json"]
+    price = json.loads(run(url, *asked))
+    with Client(url, timeout=120) as client:
+        length = client.models.tokenize("tiny", "the school of the town").count
+        fit = {"method": "pca", "layers": [1]}
+        told = client.models.complexity("tiny", length, batch=4, vector=fit).vector
+        assert (price["flops"], price["peak_bytes"]) == (told.flops, told.peak_bytes)
+        assert not [each for each in client.vectors.list("tiny").vectors if each.positive == 2 and each.method == "pca"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["vectors", "fit", "tiny"], "--gguf"),
+        (["vectors", "fit", "tiny", "--gguf", "a.gguf", "--price"], "stored at once"),
         (["vectors", "fit", "tiny", "gone.txt", "gone.txt"], "no file gone.txt"),
         (["generate", "tiny", "Kate", "--steer", "abc=fast"], "ID=SCALE"),
     ],

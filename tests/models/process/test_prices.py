@@ -38,11 +38,11 @@ CASES = {
 }
 """An operation, the fields of a request, those of a question about its cost if they are others, and where that is."""
 ELSEWHERE = {
-    "jacobian": "its rows are a part of a fit, which the server sums up", "complexity": "its own price",
+    "jacobian": "a part of a fit, in test_fit_prices.py", "features": "likewise", "states": "likewise", "complexity": "its own price",
     "complete": "a test of its own", "chat": "as complete does", "respond": "as complete does",
     "transcribe": "generates from a sound, whose length no field tells",
 }  # fmt: skip
-NO_FIELD = {"gradients", "embed", "features", "rerank", "score", "similarity", "states", "tokenize", "adapt", "forget"}
+NO_FIELD = {"gradients", "embed", "rerank", "score", "similarity", "tokenize", "adapt", "forget"}
 """Operations whose cost no field of a request asks for."""
 MODELS = ("llama", "gpt2", "bert", "deepseek_v3", "bloom", "mamba2", "qwen3_next", "llava", "qwen2_5_vl", "vit")
 

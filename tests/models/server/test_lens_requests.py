@@ -73,6 +73,7 @@ def test_a_lens_is_priced_before_it_runs(models):
     fit = models.complexity("tiny", 64, batch=10, fit=True).fit
     assert fit.flops > 10 * 3 * 64 * models.complexity("tiny", 64).prefill.flops * 0.5
     assert fit.predicted_ms > 0
+    assert models.complexity("tiny", 64, batch=20, fit=True).fit.flops == 2 * fit.flops
 
 
 @pytest.mark.parametrize(

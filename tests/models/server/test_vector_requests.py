@@ -12,7 +12,9 @@ from safetensors.numpy import load
 from sklearn.decomposition import PCA
 from tests.conftest import live_server
 
-from attention_client import Client, VectorNotFound
+from attention_client import Client, InvalidRequest, VectorNotFound
+from attention_service.models.fit_memory import vector_bytes
+from attention_service.runtime.scheduling.reservation import Reservation
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 POSITIVE = ["Kate was in the park.", "Kate was in the old house.", "Kate went to school."]
@@ -99,6 +101,50 @@ def test_a_fit_tells_its_progress_and_stops(client):
     assert (begun.state, begun.bytes) == ("fitting", 0)
     client.vectors.delete(begun.id)
     assert begun.id not in [each.id for each in client.vectors.list("tiny").vectors]
+
+
+# ── prices ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The bytes that the server takes of its budget, question by question and for fits."""
+    found, take, take_now = [], Reservation.take, Reservation.take_now
+
+    async def waited(self, need):
+        found.append(need)
+        await take(self, need)
+
+    def at_once(self, need):
+        found.append(need)
+        return take_now(self, need)
+
+    monkeypatch.setattr(Reservation, "take", waited)
+    monkeypatch.setattr(Reservation, "take_now", at_once)
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"method": "pca", "layers": [1, 3]}])
+def test_a_fit_takes_the_memory_that_was_told(client, taken, fields):
+    sides = [[f"{text} {fields}" for text in side] for side in (POSITIVE, NEGATIVE)]
+    length = max(client.models.tokenize("tiny", text).count for side in sides for text in side)
+    price = client.models.complexity("tiny", length, batch=6, vector=fields).vector
+    taken.clear()
+    client.vectors.fit("tiny", *sides, **fields)
+    held = vector_bytes(3 if fields else 0, 2 if fields else LAYERS, WIDTH)
+    assert held in taken
+    assert price.peak_bytes - held in taken
+    assert price.flops == client.models.complexity("tiny", length, batch=6).prefill.flops
+
+
+def test_the_price_of_a_probe_along_a_vector_names_what_is_missing(client):
+    info = client.vectors.fit("tiny", POSITIVE, NEGATIVE, layers=[1])
+    of = {"vector": info.id, "layer": "all"}
+    assert client.models.complexity("tiny", 8, batch=4, probe={"of": of}).probe.flops > 0
+    for changed, param in (({"vector": "0" * 32}, "probe.of.vector"), ({"layer": 2}, "probe.of.layer")):
+        with pytest.raises((VectorNotFound, InvalidRequest)) as fault:
+            client.models.complexity("tiny", 8, probe={"of": of | changed})
+        assert fault.value.param == param
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────

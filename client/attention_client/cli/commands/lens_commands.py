@@ -10,6 +10,7 @@ import typer
 from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
 from attention_client.cli.arguments.tensor_arguments import read_all
 from attention_client.cli.arguments.text_files import texts_of_file
+from attention_client.cli.commands.fit_prices import Price, longest_of, price_of
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
@@ -60,7 +61,7 @@ def fit_lens(
     file: Annotated[
         str | None, typer.Argument(help="A file with one text a line to average over; - is standard input.")
     ] = None,
-    price: Annotated[bool, typer.Option("--price", help="Tell the price, and fit nothing.")] = False,
+    price: Price = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a Jacobian lens over the texts of a file, with its price first. Ctrl-C stops the fit.
@@ -87,12 +88,8 @@ def fit_lens(
 
 def _price(client: Client, model: str, texts: list[str], fields: Fields) -> PassCost:
     """The price of a fit over texts as long as the longest one."""
-    longest = client.models.tokenize(model, max(texts, key=len)).count
-    length = min(longest, fields.get("max_tokens", FitLens.model_fields["max_tokens"].default))
-    cost = client.models.complexity(model, length, batch=len(texts), fit=True).fit
-    if cost is None:
-        raise typer.BadParameter(f"{model} tells no price of a fit", param_hint="MODEL")
-    return cost
+    most = fields.get("max_tokens", FitLens.model_fields["max_tokens"].default)
+    return price_of(client, model, len(texts), min(longest_of(client, model, texts), most), fit=True)
 
 
 def _fitted(client: Client, model: str, texts: list[str] | None, fields: Fields) -> LensInfo:

@@ -6,6 +6,7 @@ import typer
 
 from attention_client.cli.arguments.model_options import Fields, OptionForm, options_of, takes
 from attention_client.cli.arguments.text_files import texts_of_file
+from attention_client.cli.commands.fit_prices import Price, longest_of, price_of
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
@@ -39,6 +40,7 @@ def fit_probe(
     file: Annotated[str, typer.Argument(help="A file with one text a line, behind its label 0 or 1 and a tab.")],
     layer: Annotated[str, typer.Option(help="The layer of the state, or all.")] = "all",
     vector: Annotated[str | None, typer.Option(help="A steering vector, along which the probe scores.")] = None,
+    price: Price = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a linear probe to labelled texts: by a state (--point, --layer), statistics of heads, or along a vector.
@@ -53,6 +55,12 @@ def fit_probe(
     of = _feature(fields, layer, vector)
     with client_of(ctx) as client, loading_shown(client, model):
         labels, texts = [int(label) for label, *_ in rows], [text for *_, text in rows]
+        if price:
+            length = longest_of(client, model, texts)
+            samples = length if fields.get("positions") == "all" else 1
+            cost = price_of(client, model, len(texts), length, probe={"of": of, "samples": samples})
+            present(cost, as_json)
+            return
         present(client.models.fit_probe(model, of, texts, labels, **fields), as_json)
 
 

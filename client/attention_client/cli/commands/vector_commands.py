@@ -8,6 +8,7 @@ import typer
 from attention_client.cli.arguments.model_options import Fields, options_of, takes
 from attention_client.cli.arguments.text_files import texts_of_file
 from attention_client.cli.commands.command_table import LAYERS, group
+from attention_client.cli.commands.fit_prices import Price, longest_of, price_of
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
@@ -31,6 +32,7 @@ def fit(
         str | None, typer.Argument(help="A file with one text a line, from which it leads away.")
     ] = None,
     gguf: Annotated[str | None, typer.Option(help="A GGUF control vector, in place of texts.", metavar="FILE")] = None,
+    price: Price = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a steering vector to the texts of two files, or store a GGUF control vector."""
@@ -38,8 +40,16 @@ def fit(
         raise typer.BadParameter("expected either two FILEs of texts or --gguf", param_hint="POSITIVE")
     if (negative is None) != (positive is None):
         raise typer.BadParameter("expected a second FILE, with the texts to lead away from", param_hint="NEGATIVE")
+    if price and positive is None:
+        raise typer.BadParameter("a control vector is stored at once; leave it out", param_hint="--price")
     sides: list[Any] = [None if file is None else texts_of_file(file) for file in (positive, negative)]
     with client_of(ctx) as client, loading_shown(client, model):
+        if price:
+            texts = [text for side in sides for text in side]
+            asked = {name: fields[name] for name in ("method", "layers") if name in fields}
+            length = longest_of(client, model, texts)
+            present(price_of(client, model, len(texts), length, vector=asked), as_json)
+            return
         present(client.vectors.fit(model, *sides, gguf=gguf, **fields), as_json)
 
 

@@ -10,6 +10,9 @@ from attention_contract.schemas.analyses.context import ContextFields, ContextRe
 from attention_contract.schemas.analyses.lenses import LensPart
 from attention_contract.schemas.analyses.model_effects import ModelSweptEdit, check_sweep_or_paths
 from attention_contract.schemas.analyses.model_paths import PathReceivers, PathSenders
+from attention_contract.schemas.analyses.probes import MAX_SAMPLES, ProbeFeature
+from attention_contract.schemas.analyses.vectors import VectorMethod
+from attention_contract.schemas.prompts import LayersInOrder
 
 
 class ImageSize(WireModel):
@@ -17,6 +20,27 @@ class ImageSize(WireModel):
 
     width: int = Field(ge=1, lt=2**31)
     height: int = Field(ge=1, lt=2**31)
+
+
+class PricedVector(WireModel):
+    """The fields of a fit of a steering vector that change its price; ``batch`` is the number of texts of both sides.
+
+    The length of a text counts its answer, if it has one.
+    """
+
+    method: VectorMethod = "mean_difference"
+    """As in ``POST /v1/models/{model}/vectors``. ``pca`` takes pairs: an even number of texts."""
+    layers: LayersInOrder = "all"
+    """The layers behind which states are read."""
+
+
+class PricedProbe(WireModel):
+    """The fields of a fit of a probe that change its price; ``batch`` is the number of labelled texts."""
+
+    of: ProbeFeature
+    """The feature, as in ``POST /v1/models/{model}/probes``."""
+    samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    """The labelled positions of each text: 1 for ``last`` and ``mean``, or as many as the list has."""
 
 
 class ModelComplexityRequest(ContextFields):
@@ -40,6 +64,10 @@ class ModelComplexityRequest(ContextFields):
     """The parts of every layer that a lens reads at all tokens, to price that too."""
     fit: bool = False
     """Price the fit of a Jacobian lens over these texts too."""
+    vector: PricedVector | None = None
+    """Price the fit of a steering vector to these texts too."""
+    probe: PricedProbe | None = None
+    """Price the fit of a linear probe to these texts too."""
     likelihood: Literal["masked"] | None = None
     """``masked``: price the pseudo log-likelihood of these texts too, each token masked in turn."""
     sweep: ModelSweptEdit | None = None
@@ -55,11 +83,19 @@ class ModelComplexityRequest(ContextFields):
         sizes, of_prompt = changed & _SIZES, changed & ContextFields.model_fields.keys() - _ANYWHERE
         if self.has_prompt and sizes:
             raise at_fault(min(sizes).rstrip("_"), "the prompt has its own; leave one of the two out")
+        if fits := [name for name in ("fit", "vector", "probe") if getattr(self, name)]:
+            self._check_fits(fits[0])
         check_sweep_or_paths(self)
         if not self.has_prompt and of_prompt:
             name = ContextFields.model_fields[min(of_prompt)].alias or min(of_prompt)
             raise at_fault(name, "it goes with text, messages or sources; leave it out, or send one of these")
         return self
+
+    def _check_fits(self, name: str) -> None:
+        if self.images:
+            raise at_fault("images", f"fits are to texts alone; leave images or {name} out")
+        if self.vector is not None and self.vector.method == "pca" and self.batch % 2:
+            raise at_fault("batch", "pca takes pairs of texts: expected an even number, those of both sides")
 
     @property
     def context(self) -> ContextRequest | None:
@@ -76,9 +112,7 @@ def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-_SIZES: Final = frozenset(
-    {"length", "images", "batch", "new_tokens", "weights", "lens", "fit", "likelihood", "sweep", "from_", "to"}
-)
+_SIZES: Final = ModelComplexityRequest.model_fields.keys() - ContextFields.model_fields.keys()
 _ANYWHERE: Final = frozenset({"adapter", "alone", "encoding"})
 """Fields of a request for sources that other requests have too."""
 
@@ -147,7 +181,12 @@ class ModelComplexityReply(WireModel):
     lens: IfRequested[PassCost] = ABSENT
     """The pass over the tokens, and the five largest logits of each of these states."""
     fit: IfRequested[PassCost] = ABSENT
-    """All passes of the fit of a Jacobian lens."""
+    """All passes of the fit of a Jacobian lens. The peak memory of a fit is that of a pass, and what the server holds
+    meanwhile; admission takes both."""
+    vector: IfRequested[PassCost] = ABSENT
+    """All passes of the fit of a steering vector, one for each text."""
+    probe: IfRequested[PassCost] = ABSENT
+    """All passes of the fit of a probe, one for each text, without the regression."""
     likelihood: IfRequested[PassCost] = ABSENT
     """All passes of a likelihood of texts without special tokens, which are not masked."""
     per_token: PassCost

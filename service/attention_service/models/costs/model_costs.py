@@ -14,12 +14,12 @@ from attention_service.cost import NOTHING, Traffic, flops
 from attention_service.models.costs.generation_memory import generation_bytes
 from attention_service.models.costs.image_costs import image_tokens
 from attention_service.models.costs.implicit_costs import implicit_flops
-from attention_service.models.costs.lens_costs import check_predicts_next, lens_cost
+from attention_service.models.costs.lens_costs import lens_cost
 from attention_service.models.costs.masked_passes import check_masked, masked_stage
 from attention_service.models.costs.model_pace import ModelPace, times_of
 from attention_service.models.costs.model_sizes import ModelSizes
 from attention_service.models.costs.pass_memory import PassMemory
-from attention_service.models.costs.question_stages import Stage, held, lens_stages, rows_stage
+from attention_service.models.costs.question_stages import Stage, held, lens_stages
 from attention_service.models.inputs.input_stacks import SizedImage
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.readout import check_has_unembedding
@@ -111,22 +111,10 @@ class ModelCosts:
 
         Raises InvalidRequest.
         """
-        sizes = {"length": request.length, "new_tokens": request.new_tokens, "batch": request.batch}
-        largest = max(sizes, key=sizes.__getitem__)
-        refusal = InvalidRequest.at(largest, "its counts do not fit 64 bits; ask for smaller sizes")
         try:
-            reply = self._report(request, free_bytes)
+            return check_counts(request, self._report(request, free_bytes))
         except InvalidRequest as fault:
-            raise (refusal if fault.param == "shape" else fault) from None  # which is no field of this request
-        passes = [
-            cost
-            for cost in (reply.prefill, reply.per_token, reply.vision, reply.lens, reply.fit, reply.likelihood)
-            if cost is not None
-        ]
-        counts = [count for cost in passes for count in (cost.flops, cost.bytes, cost.peak_bytes)]
-        if max(reply.cache_bytes, *counts) >= _COUNTS:
-            raise refusal
-        return reply
+            raise (_too_large(request) if fault.param == "shape" else fault) from None  # no field of this request
 
     def _report(self, request: ModelComplexityRequest, free_bytes: int) -> ModelComplexityReply:
         sizes, memory = self._sizes, self.memory
@@ -166,14 +154,6 @@ class ModelCosts:
             places = [place for place in self._loaded.all_places if place.queries == wanted]
             readings = lens_cost(self._loaded, request.lens, places, batch * length)
             fields["lens"] = self.priced("lens", lens_stages(whole, readings))
-        if request.fit:
-            check_predicts_next(self._loaded, "fit")
-            rows = min(sizes.width, memory.jacobian_rows(length, free_bytes))
-            of_text = rows_stage(memory, rows, length, of=sizes.width)
-            summed = 12 * sizes.layers * sizes.width**2  # by the server, in float32 and float64
-            fields["fit"] = self.priced("fit", [replace(
-                of_text, times=request.batch * of_text.times, peak_bytes=of_text.peak_bytes + summed
-            )])  # fmt: skip
         if request.likelihood:
             check_masked(self._loaded, "likelihood")
             fields["likelihood"] = self.priced(
@@ -244,6 +224,21 @@ class ModelCosts:
         )
         rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, itemsize))
         return PassWork(products, parameters + cached, 1e3 * rates.median)
+
+
+def check_counts(request: ModelComplexityRequest, reply: ModelComplexityReply) -> ModelComplexityReply:
+    """Return a reply. Raises InvalidRequest for sizes whose counts no reply can have."""
+    costs = [cost for cost in vars(reply).values() if isinstance(cost, PassCost)]
+    counts = [count for each in costs for count in (each.flops, each.bytes, each.peak_bytes)]
+    if max(reply.cache_bytes, *counts) >= _COUNTS:
+        raise _too_large(request)
+    return reply
+
+
+def _too_large(request: ModelComplexityRequest) -> InvalidRequest:
+    sizes = {"length": request.length, "new_tokens": request.new_tokens, "batch": request.batch}
+    largest = max(sizes, key=sizes.__getitem__)
+    return InvalidRequest.at(largest, "its counts do not fit 64 bits; ask for smaller sizes")
 
 
 @lru_cache(maxsize=4096)  # asked before each pass; a process has one model

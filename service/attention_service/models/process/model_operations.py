@@ -11,7 +11,7 @@ from attention_contract.schemas.analyses.lenses import JacobianRequest, ModelLen
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.schemas.analyses.probes import FeaturesRequest
 from attention_contract.schemas.analyses.vectors import StatesRequest
-from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
+from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest, PassCost
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.openai_api.responses import ResponseRequest
@@ -22,9 +22,12 @@ from attention_contract.schemas.prompts import AudioBytes, ImageBytes, images_in
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.wire import JSON, from_body
 from attention_service.models.answers.context.context_costs import context_report
+from attention_service.models.answers.lenses.jacobian_rows import lens_fit_cost
 from attention_service.models.answers.paths.path_cost import path_cost
+from attention_service.models.answers.probes.fit_costs import probe_cost, vector_cost
 from attention_service.models.answers.sweeps.sweep_cost import sweep_cost
 from attention_service.models.answers.tokenized_inputs import characters, tokenize, tokenizing_bytes
+from attention_service.models.costs.model_costs import check_counts
 from attention_service.models.costs.question_stages import Stage
 from attention_service.models.generation.generation import RunningGeneration
 from attention_service.models.generation.plans.generation_plan import GenerationPlan, plan_generation
@@ -37,6 +40,7 @@ from attention_service.models.inputs.long_texts import read_beside
 from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.added_vectors import AddedVectors
+from attention_service.models.loaded.streams.residual_stream import ResidualStream
 from attention_service.models.process import priced_questions as questions
 from attention_service.models.process.answered_contexts import context
 from attention_service.models.process.priced_questions import AskedModel
@@ -83,17 +87,33 @@ def prepare(model: AskedModel, operation: str, body: memoryview, facts: Facts, e
 
 
 def _complexity(model: AskedModel, request: ModelComplexityRequest, facts: Facts, _: Emit) -> PricedRun:
+    if request.fit:
+        return model.with_stream(lambda stream: _cost(model, request, facts, stream), "fit")
+    return _cost(model, request, facts, None)
+
+
+def _cost(
+    model: AskedModel, request: ModelComplexityRequest, facts: Facts, stream: ResidualStream | None
+) -> PricedRun:  # fmt: skip
+    """The work of a question about costs. ``stream``: for the fit of a lens."""
     loaded, costs, free_bytes = model.loaded, model.costs, facts["free_bytes"]
 
     def report() -> Answer:
         if request.context is not None:
             return Answer(context_report(loaded, costs, request, free_bytes))
+        more: dict[str, PassCost] = {}
+        if stream is not None:
+            more["fit"] = lens_fit_cost(loaded, stream, costs, request.batch, request.length, free_bytes)
+        if request.vector is not None:
+            more["vector"] = vector_cost(loaded, costs, request, request.vector)
+        if request.probe is not None:
+            more["probe"] = probe_cost(loaded, costs, request, request.probe, facts.get("vectors", {}))
         reply = costs.report(request, free_bytes)
         if request.sweep is not None:
-            reply = reply.model_copy(update={"sweep": sweep_cost(loaded, costs, request, request.sweep, free_bytes)})
+            more["sweep"] = sweep_cost(loaded, costs, request, request.sweep, free_bytes)
         if request.from_ is not None:
-            reply = reply.model_copy(update={"sweep": path_cost(loaded, costs, request, request.from_, free_bytes)})
-        return Answer(reply)
+            more["sweep"] = path_cost(loaded, costs, request, request.from_, free_bytes)
+        return Answer(check_counts(request, reply.model_copy(update=more)))
 
     return PricedRun(sized_bytes(request.images, loaded.reader.edge), report)
 

@@ -39,6 +39,7 @@ from attention_service.models.answers.pairs.pair_similarity import (
 )
 from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.paths.path_models import check_stack
+from attention_service.models.answers.probes.fit_costs import features_stage, states_stage
 from attention_service.models.answers.probes.text_states import plan_states, states_reply
 from attention_service.models.answers.probes.token_features import features_reply, plan_features
 from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
@@ -229,17 +230,16 @@ def jacobian(model: AskedModel, request: JacobianRequest, facts: Facts, *_: obje
 def features(model: AskedModel, request: FeaturesRequest, *_: object) -> PricedRun:
     """The work of a request for features of tokens."""
     plan = plan_features(model.loaded, request)
-    stage = input_stage(model.costs.memory, plan.checked, plan.asked)
+    stage = features_stage(model.costs.memory, plan)
     return PricedRun(
-        stage.peak_bytes + plan.beside_bytes, lambda: Answer(features_reply(model.loaded, plan)),
-        model.costs.seconds(stage),
+        stage.peak_bytes, lambda: Answer(features_reply(model.loaded, plan)), model.costs.seconds(stage)
     )  # fmt: skip
 
 
 def states(model: AskedModel, request: StatesRequest, *_: object) -> PricedRun:
     """The work of a request for states of layers behind a text."""
     plan = plan_states(model.loaded, request)
-    stage = input_stage(model.costs.memory, plan.checked, plan.asked)
+    stage = states_stage(model.costs.memory, plan)
     return PricedRun(
         stage.peak_bytes, lambda: Answer(states_reply(model.loaded, plan)), model.costs.seconds(stage)
     )  # fmt: skip

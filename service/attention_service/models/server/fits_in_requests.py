@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, NotFound
-from attention_contract.schemas.analyses.probes import ProbeInfo
+from attention_contract.schemas.analyses.probes import ProbeInfo, VectorFeature
 from attention_contract.schemas.analyses.vectors import VectorInfo
 from attention_contract.schemas.attention import AddedVector, Edit
+from attention_contract.schemas.costs.model_complexity import PricedProbe
 from attention_contract.schemas.openai import AttentionOfTokens
 from attention_service.modules.fitted_store import FittedStore, InfoT
 from attention_service.runtime.scheduling.request_runner import RequestRunner
@@ -88,6 +89,9 @@ def vectors_in(request: WireModel) -> Iterator[tuple[str, str]]:
         for at, edit in enumerate(stated):
             if isinstance(edit.add, AddedVector):
                 yield f"{param}.{layer}.{at}.add.vector", edit.add.vector
+    probe = getattr(request, "probe", None)
+    if isinstance(probe, PricedProbe) and isinstance(probe.of, VectorFeature):
+        yield "probe.of.vector", probe.of.vector
     sweep = getattr(request, "sweep", None)
     if isinstance(sweep, Edit) and isinstance(sweep.add, AddedVector):
         yield "sweep.add.vector", sweep.add.vector

@@ -21,6 +21,7 @@ from attention_contract.schemas.analyses.lenses import (
     LensList,
 )
 from attention_contract.tensor_files import from_pieces
+from attention_service.models.fit_memory import lens_bytes
 from attention_service.models.server.model_service import ModelService
 from attention_service.models.server.running_fits import Fit, RunningFits, fit_id
 from attention_service.modules.fitted_store import FittedStore
@@ -77,7 +78,7 @@ class LensService:
                     part = from_pieces(reply.pieces, "reply", JacobianReply)
                     layers, rows, width = part.rows.shape[0], part.rows.shape[1], part.width
                     if total is None:
-                        need = 3 * 4 * layers * width * width
+                        need = lens_bytes(layers, width)
                         self._runner.host.check(need, "the lens takes {need} bytes", "Take a smaller model")
                         await held.take(need)
                         total = np.zeros((layers, width, width), np.float32)

@@ -17,11 +17,10 @@ from attention_contract.schemas.analyses.probes import (
 )
 from attention_contract.schemas.models import layer_of
 from attention_service.core.inspection.linear_probes import LinearProbe, fit_probe
+from attention_service.models.fit_memory import probe_bytes
 
 _SPECIAL: Final = 16
 """Tokens that a tokenizer puts around a text, at most."""
-_COPIES: Final = 5
-"""Copies of the features of one layer in float64 while its probe is fitted."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,7 @@ class LabelledSamples:
 
     def needed_bytes(self, first: dict[str, NDArray[Any]]) -> int:
         """The memory of all features and of a fit, by those of the first text."""
-        widths: list[int] = [x.shape[-1] for x in first.values()]
-        return self.most * (4 * sum(widths) + _COPIES * 8 * max(widths))
+        return probe_bytes(len(self.texts), self.most, [x.shape[-1] for x in first.values()])
 
     def add(self, number: int, features: dict[str, NDArray[Any]]) -> None:
         """Take the features of one text. Raises InvalidRequest for other labels than tokens, and for too many."""

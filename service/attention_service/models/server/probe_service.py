@@ -34,7 +34,7 @@ from attention_service.models.server.fits_in_requests import AskedModelName
 from attention_service.models.server.model_service import ModelService
 from attention_service.models.server.probe_samples import LabelledSamples, ProbedFeature, units_of
 from attention_service.models.server.running_fits import Fit, RunningFits, fit_id
-from attention_service.modules.fitted_store import DIRECTIONS, WEIGHTS, FittedStore, arrays_by_layer
+from attention_service.modules.fitted_store import DIRECTIONS, WEIGHTS, FittedStore, arrays_by_layer, check_layer
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.scheduling.reservation import Reservation
@@ -101,8 +101,7 @@ class ProbeService:
         asked = AskedModelName({model}, info.checkpoint)
         path = Path(await self._models.fits.vector_file(of.vector, "of.vector", asked))
         directions = await self._runner.in_thread(partial(arrays_by_layer, path, DIRECTIONS))
-        if of.layer != "all" and str(of.layer) not in directions:
-            raise InvalidRequest.at("of.layer", f"the vector has directions of the layers {', '.join(directions)}")
+        check_layer(directions, of.layer, "of.layer")
         return ProbedFeature(StateFeature(point="hidden", layer=of.layer), units_of(directions))
 
     async def _given(

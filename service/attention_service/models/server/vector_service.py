@@ -29,6 +29,7 @@ from attention_contract.schemas.analyses.vectors import (
 from attention_contract.schemas.models import ModelInfo, layer_of
 from attention_contract.tensor_files import from_pieces
 from attention_service.core.inspection.steering_directions import mean_difference, principal_direction
+from attention_service.models.fit_memory import vector_bytes
 from attention_service.models.server.model_service import ModelService
 from attention_service.models.server.running_fits import Fit, RunningFits, fit_id
 from attention_service.modules.checkpoints.forms.gguf.control_vectors import (
@@ -42,8 +43,6 @@ from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.scheduling.reservation import Reservation
 from attention_service.runtime.services.recording_service import owner_of_recordings
 
-_COPIES: Final = 5
-"""Copies of the differences of one layer in float64 while its component is found."""
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 
 Directions = dict[str, NDArray[np.float64]]
@@ -138,7 +137,7 @@ class VectorService:
                 states = await self._states_of(fit.info.model, request, f"{side}.{number}", sides[side][number])
                 if not count:
                     width = len(next(iter(states.values())))
-                    need = pairs * width * (4 * len(states) + 8 * _COPIES) + 16 * width * len(states)
+                    need = vector_bytes(pairs, len(states), width)
                     self._runner.host.check(need, "the states take {need} bytes", "Send fewer texts or layers")
                     await held.take(need)
                     differences = {name: np.zeros((pairs, width), np.float32) for name in states} if pairs else {}

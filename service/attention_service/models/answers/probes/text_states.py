@@ -1,6 +1,6 @@
 """The states of a text, one behind each layer, to which steering vectors are fitted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.answers.given_answers import check_answers
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.inputs.field_names import fields_named
+from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
@@ -49,9 +50,15 @@ def plan_states(loaded: LoadedModel, request: StatesRequest) -> StatesPlan:
     if request.position == "answer" and request.text is not None:
         check_answers(loaded, checked.inputs, "answer")
         tokens = [*checked.inputs.answers[0]]
+        checked = replace(checked, inputs=_without_answer(checked.inputs))
     else:
         tokens = [length - 1] if request.position == "last" else [*range(length)]
     return StatesPlan(asked, checked, tokens)
+
+
+def _without_answer(inputs: Inputs) -> Inputs:
+    """The same input as one text, so that no pass makes the logits of an answer."""
+    return replace(inputs, text=replace(inputs.text, parts=None, answers=None))
 
 
 def _is_steered(loaded: LoadedModel, place: AttentionPlace) -> bool:

@@ -81,6 +81,25 @@ def plan_features(loaded: LoadedModel, request: FeaturesRequest) -> FeaturesPlan
     return FeaturesPlan(request, asked, checked, _tokens(request, length))
 
 
+def feature_widths(loaded: LoadedModel, plan: FeaturesPlan) -> list[int]:
+    """The width d of the features of each layer; of statistics, of all layers."""
+    of, places = plan.request.of, plan.checked.places
+    if isinstance(of, StateFeature):
+        return [_width(loaded, place, of.point) for place in places]
+    return [sum(len(of.statistics) * (place.widths.heads if of.heads is None else len(of.heads)) for place in places)]
+
+
+def _width(loaded: LoadedModel, place: AttentionPlace, point: str) -> int:
+    widths = place.widths
+    by_head = {
+        "q": widths.heads * widths.head_dim, "k": widths.kv_heads * widths.head_dim,
+        "v": widths.kv_heads * widths.value_dim, "context": widths.heads * widths.value_dim,
+    }  # fmt: skip
+    if point in by_head:
+        return by_head[point]
+    return place.output_width if point == "output" else loaded.runner.width((place.key, point)) or 0
+
+
 def _reads_text(place: AttentionPlace, of: ProbeFeature) -> bool:
     own_keys = place.keys_of == "tokens" or (isinstance(of, StateFeature) and of.point not in {"k", "v"})
     return place.queries == "text" and place.windows is None and own_keys

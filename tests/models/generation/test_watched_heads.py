@@ -10,10 +10,11 @@ from tests.models.small_models import eager, loaded
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.probes import StatisticFeature, WatchStop
-from attention_contract.schemas.openai import AttentionOfTokens
+from attention_contract.schemas.openai import AttentionOfTokens, CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.probes.token_features import query_statistics
 from attention_service.models.generation.plans import watched_plan
+from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.streams.watched_probes import WatchedHeads
 
 ID, BIAS = "1" * 32, 0.25
@@ -93,3 +94,15 @@ def test_a_probe_that_the_model_cannot_watch_with_is_refused_by_field(family, ch
     with pytest.raises(InvalidRequest, match=reason) as refused:
         watched_plan.watch_of(loaded(family), wanted, {ID: "unread"})
     assert refused.value.param.startswith("attention.watch.0.probe")
+
+
+def test_a_watch_is_in_the_price_of_a_generation():
+    """At least its scores, as they are told, and the weights of one layer for each text, in float64."""
+    model, choices, tokens = loaded("llama"), 3, 40
+    request = {"model": "m", "prompt": [3, 4], "max_tokens": tokens, "n": choices, "temperature": 1}
+    plain = plan_generation(model, validate(CompletionRequest, request))
+    watched = replace(plain, watch=[probe("llama")])
+    more = watched.needed_bytes(model) - plain.needed_bytes(model)
+    heads = max(place.widths.heads for place in places("llama"))
+    least = choices * 8 * (tokens + heads * (2 + tokens) + len(watched.watch[0].weights))
+    assert least < more < 20 * least

@@ -38,7 +38,8 @@ CASES = {
 }
 """An operation, the fields of a request, those of a question about its cost if they are others, and where that is."""
 ELSEWHERE = {
-    "jacobian": "a part of a fit, in test_fit_prices.py", "features": "likewise", "states": "likewise", "complexity": "its own price",
+    "jacobian": "a part of a fit, in test_fit_prices.py", "features": "likewise", "states": "likewise",
+    "complexity": "its own price",
     "complete": "a test of its own", "chat": "as complete does", "respond": "as complete does",
     "transcribe": "generates from a sound, whose length no field tells",
 }  # fmt: skip

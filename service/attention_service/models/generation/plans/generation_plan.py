@@ -27,7 +27,7 @@ from attention_service.models.inputs.sounds.sound_windows import SoundWindow
 from attention_service.models.inputs.sounds.time_tokens import TimeTokens
 from attention_service.models.loaded.edit_checks import check_edits, check_edits_of_embeddings
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.watched_probes import Watched
+from attention_service.models.loaded.streams.watched_probes import Watched, WatchedHeads
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.points import EDITED_EMBEDDINGS, EMBEDDINGS
 from attention_service.runtime.binding.bound_statistics import check_able, check_single_query, check_unspoiled
@@ -144,7 +144,7 @@ class GenerationPlan:
         if self.echoes and self.sampling.logprobs is not None:  # of one prompt at a time
             vocabulary = int(loaded.model.config.get_text_config().vocab_size)
             need += self.longest * vocabulary * (4 + loaded.model.dtype.itemsize)
-        return need + _REPORTED * self.reported_numbers() + _KEPT * self.kept_numbers(loaded)
+        return need + _REPORTED * (self.reported_numbers() + self.watched_numbers()) + _KEPT * self.kept_numbers(loaded)
 
     def cache_bytes(self, loaded: LoadedModel) -> int:
         """Estimate the memory of keys, values and states."""
@@ -161,6 +161,18 @@ class GenerationPlan:
             length = images if place.queries == "media" else self.longest + self.sampling.new_tokens
             numbers += length * (place.widths.heads * length + width)
         return numbers
+
+    def watched_numbers(self) -> int:
+        """Count of the scores of probes, and of the features of a token in each text, or of those of a prompt."""
+        found = 0
+        for probe in self.watch:
+            scored = self.longest if probe.prompt else 0
+            features = len(probe.weights) * max(1, scored)
+            if isinstance(probe, WatchedHeads):  # of the weights of one layer
+                length = self.longest + self.sampling.new_tokens
+                features += length * max(place.widths.heads for place in probe.places)
+            found += scored + self.sampling.new_tokens + features
+        return self.choices * found
 
     def reported_numbers(self) -> int:
         """Count of attention numbers in the reply."""

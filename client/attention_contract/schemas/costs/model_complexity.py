@@ -29,7 +29,7 @@ class PricedVector(WireModel):
     """
 
     method: VectorMethod = "mean_difference"
-    """As in ``POST /v1/models/{model}/vectors``. ``pca`` takes pairs: an even number of texts."""
+    """The method, as in ``POST /v1/models/{model}/vectors``. ``pca`` takes pairs: an even number of texts."""
     layers: LayersInOrder = "all"
     """The layers behind which states are read."""
 

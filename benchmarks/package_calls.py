@@ -141,7 +141,8 @@ def rows(rounds: int, folder: Path) -> Iterator[str]:
     letters().save_pretrained(folder / "models" / "albert")
     command = [str(Path(sys.executable).with_name("attention")), "serve", "--models-dir", str(folder / "models")]
     port = free_port()
-    one = {"ATTENTION_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    # A spare process would import for seconds beside the first requests.
+    one = {"ATTENTION_THREADS": "1", "OMP_NUM_THREADS": "1", "ATTENTION_SPARE_MODEL_PROCESS": "false"}
     with (
         running([*command, "--port", str(port)], port, "/health/ready", cores_for(2)[0], one, folder / "log") as server,
         Client(server.url, timeout=600) as client,

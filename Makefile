@@ -112,8 +112,9 @@ test-interop: $(VENV)/.test ## Ask a server by tritonclient, KServe's client, an
 
 # Tests beside vLLM, in an environment that shares nothing with the others: vLLM pins transformers below what the server needs.
 VLLM_ENV := .cache/vllm
-test-vllm: $(VLLM_ENV)/.plugin ## Install vLLM for CPUs into .cache (3.5 GB, minutes) and test the plugin of it there (ARGS go to pytest)
+test-vllm: $(VLLM_ENV)/.plugin $(VENV)/.test ## Install vLLM for CPUs into .cache (3.5 GB, minutes) and test the plugin of it there (ARGS go to pytest)
 	cd plugins/vllm && OMP_NUM_THREADS=1 ../../$(VLLM_ENV)/bin/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.interop.beside_vllm
 
 $(VLLM_ENV)/.plugin: pyproject.toml plugins/vllm/pyproject.toml plugins/vllm/install.sh
 	@plugins/vllm/install.sh $(or $(PYTHON),python3) $(VLLM_ENV)

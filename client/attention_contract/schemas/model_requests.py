@@ -289,7 +289,7 @@ class GivenUpstream(WireModel):
 
 
 ModelGradient = Literal[
-    "tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "gate", "output", "mlp"
+    "tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "gate", "output", "mlp", "router"
 ]
 
 
@@ -307,10 +307,11 @@ class ModelGradientsRequest(ModelInput):
     the last position."""
     wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
     """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
-    layer: ``hidden``, the state after the layer, before the final norm, ``mlp``, what its MLP adds, and the taps of its
-    attention."""
+    layer: ``hidden``, the state after the layer, before the final norm, ``mlp``, what its MLP adds, ``router``, the
+    weights of its experts, with 0 for those that a token does not take, and the taps of its attention."""
     select: Select | None = None
-    """The heads and queries of the returned gradients of taps, but for ``hidden``, ``mlp`` and ``output``."""
+    """The heads and queries of the returned gradients of taps, but for ``hidden``, ``mlp``, ``router`` and ``output``.
+    """
     by_head: bool = True
     """Return ``heads``: Σ gradient · context of each head, the first-order effect of removing it."""
     integrated: Annotated[int, Field(ge=2, le=512)] | IntegratedGradients | None = None
@@ -513,7 +514,8 @@ class LayerGradients(WireModel):
     L does not depend on the size of such a context, so ``heads`` are 0 up to rounding and the norm's ε. They do not
     say that the heads do nothing: ask for effects of edits that remove them."""
     gradients: dict[str, FloatArray] = Field(default_factory=dict)
-    """∂L/∂name of ``hidden`` and of taps."""
+    """∂L/∂name of ``hidden``, ``mlp``, ``router`` and taps. An expert that a token does not take is not computed, and
+    its gradient there is 0."""
 
 
 class ModelGradientsReply(ModelReply):

@@ -17,16 +17,18 @@ from tools.models_walk.model_types import built
 from torch.nn.functional import one_hot
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
+from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.loaded.streams.watched_probes import WatchedProbe
+from attention_service.models.passes.float64_runs import in_float64
 
 LAYER = 1
 KINDS = ("mixtral", "gpt_oss", "olmoe", "qwen3_moe", "phimoe", "granitemoe", "jamba", "dbrx")
@@ -129,6 +131,58 @@ def test_an_edit_changes_the_sum_of_the_experts_at_its_tokens_and_nowhere_else(k
         near(reply.layers[0].mlp[0], before.layers[0].mlp[0], 1e-6)
 
 
+def by_plain_hooks(kind, model, arguments):
+    """∂ log p of the likeliest next token by the weights ``[N, E]`` of a layer's experts, and that token."""
+    layer = next(place for place in loaded(kind).all_places if place.key == key(kind)).layer
+    path = next(name for name, module in loaded(kind).model.named_modules() if module is layer)
+    module = next(m for n, m in model.get_submodule(path).named_modules() if n.rpartition(".")[2] == "experts")
+    seen = []
+
+    def hook(module, args, options):
+        states, choice, weights = [*args, *options.values()][:3]
+        seen[:] = [choice, weights.detach().clone().requires_grad_()]
+        values = iter([states, *seen])
+        return tuple(next(values) for _ in args), {name: next(values, x) for name, x in options.items()}
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    logs = model(**arguments).logits[0, -1].log_softmax(-1)
+    handle.remove()
+    choice, weights = seen
+    (gradient,) = torch.autograd.grad(logs.max(), weights)
+    chosen = one_hot(choice, module.num_experts) if choice.ndim == 2 else choice
+    return (chosen * gradient[..., None]).sum(1).numpy(), int(logs.argmax())
+
+
+@pytest.mark.sampled(kind=4)
+@pytest.mark.parametrize("kind", [*KINDS, *SHARED])
+def test_the_gradient_is_that_of_autograd_through_plain_hooks_in_float64(kind):
+    eager = copy.deepcopy(built(kind)).requires_grad_(False).double().eval()
+    eager.set_experts_implementation("eager")  # the default has no float64
+    model = LoadedModel(kind, copy.deepcopy(eager), tokenizer(), device())
+    asked = {"tokens": IDS, "layers": [key(kind)], "wrt": ["router", "tokens"]}
+    gradients = ModelGradients(model, validate(ModelGradientsRequest, asked))
+    with in_float64(eager), in_float64(model.model):  # also where transformers rounds to float32
+        expected, token = by_plain_hooks(kind, eager, gradients.checked.inputs.arguments)
+        reply = gradients.reply()
+        plain = ModelGradients(model, validate(ModelGradientsRequest, asked | {"wrt": ["tokens"]})).reply()
+    assert reply.token == [token]
+    found = np.asarray(reply.layers[0].gradients["router"])
+    assert np.abs(expected).max() > 0
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+    np.testing.assert_allclose(reply.tokens, plain.tokens, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
+def test_the_gradient_agrees_with_central_differences_also_behind_edits(kind):
+    """At a token whose experts are all taken, each has a derivative."""
+    edits = {"0": [{"tap": "router", "queries": [1], "scale": 0.5}, {"tap": "router", "queries": [2], "set": 1}]}
+    asked = {"tokens": IDS, "layers": [0], "wrt": ["router"], "check": True, "edits": edits}
+    reply = ModelGradients(loaded(kind), validate(ModelGradientsRequest, asked)).reply()
+    check = reply.check["0.router"]
+    assert check.passed
+    assert (np.asarray(reply.layers[0].gradients["router"])[2] != 0).all()
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "param", "reason"),
     [
@@ -156,7 +210,8 @@ def test_the_description_of_a_model_tells_which_layers_have_a_router():
     assert "router" not in first.taps
     assert "router" not in first.edits
     assert "router" not in first.refused
-    assert "router" not in last.gradients
+    assert "router" in last.gradients
+    assert "router" not in first.gradients
 
 
 def generated(watches, edits=None, prompts=((5, 3, 7), (8, 6))):

@@ -39,6 +39,19 @@ def test_the_weights_of_experts_are_returned_edited_and_refused(client):
         models.forward("experts", tokens=TOKENS, edits={"1": [{"tap": "router", "experts": [4], "scale": 2}]})
 
 
+def test_the_gradient_by_the_weights_of_experts_is_returned_and_refused(client):
+    fields = {"tokens": TOKENS, "layers": [0], "wrt": ["router"]}
+    reply = client.models.gradients("experts", **fields)
+    (layer,) = client.models.forward("experts", tokens=TOKENS, layers=[0], return_=["router"]).layers
+    found = np.asarray(reply.layers[0].gradients["router"])
+    assert (found.shape, np.abs(found).max() > 0) == ((7, 4), True)
+    assert not found[np.asarray(layer.router) == 0].any()
+    assert "router" in client.models.get("experts").layers[1].gradients
+    with pytest.raises(InvalidRequest, match="no router") as refused:
+        client.models.gradients("tiny", "the cat", layers=[1], wrt=["router"])
+    assert refused.value.param == "wrt.0"
+
+
 def test_a_probe_of_the_router_watches(client):
     numbers = np.array([1.0, -2.0, 3.0, 0.5])
     of = {"point": "router", "layer": 1}

@@ -83,8 +83,12 @@ class ExpertCall:
         """Return the arguments of a call with other weights ``[N, E]``.
 
         A token whose weights stay has the same experts as before, so that another token's edit computes none for it.
+        They are those of ``after`` in autograd's graph.
         """
         choice, weights = self._given(args, options)
+        if after.requires_grad:
+            own = (choice * after[:, None]).sum(-1) if choice.ndim == _ONE_HOT else after.gather(1, choice.long())
+            weights = weights.detach() + (own - own.detach())
         touched = (after != before).any(-1)
         taken = after != 0
         most = max(weights.shape[1], int(taken[touched].sum(-1).max()) if bool(touched.any()) else 0)

@@ -56,8 +56,15 @@ class _ClosedAtTheEnd(asyncio.StreamReaderProtocol):
         return False
 
 
-async def start_forked(*command: str, env: Mapping[str, str], stdout: int, pass_fds: Sequence[int], **_: Any) -> Forked:
-    """Start ``python -m module``, where ``command`` ends with the module, in place of ``create_subprocess_exec``."""
+async def start_forked(
+    *command: str, env: Mapping[str, str], stdout: int, pass_fds: Sequence[int], **more: Any
+) -> Forked | asyncio.subprocess.Process:
+    """Start ``python -m module``, where ``command`` ends with the module, in place of ``create_subprocess_exec``.
+
+    A process with arguments, as that of a model over several devices, starts as the service starts it.
+    """
+    if command[-1].startswith("--"):
+        return await asyncio.create_subprocess_exec(*command, env=env, stdout=stdout, pass_fds=pass_fds, **more)
     await asyncio.to_thread(_begin, env)
     ours, theirs = socket.socketpair()  # for standard input and standard error
     passed = {number: Connection(os.dup(number)) for number in pass_fds}

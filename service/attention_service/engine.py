@@ -88,7 +88,8 @@ class Engine:
         self._fitted = FittedStores(root, settings.recordings_limit)
         self.models = ModelService(
             root, self.runner, self.recordings, settings.model_idle_s, settings.stuck_s, siblings=siblings,
-            spare=settings.spare_model_process, prefixes=settings.prefixes, fitted=self._fitted,
+            spare=settings.spare_model_process, devices=settings.model_devices, prefixes=settings.prefixes,
+            fitted=self._fitted,
         )  # fmt: skip
         """Whole models, each in a process of its own."""
         self.fits = FitServices(self._fitted, self.models, self.runner)

@@ -39,6 +39,8 @@ class EngineSettings:
     """The share of that which sessions may hold that are never evicted."""
     model_idle_s: float = 600.0
     """Seconds without a request after which a whole model ends."""
+    model_devices: int = 1
+    """The devices that each whole model is spread over, of those that can be."""
     spare_model_process: bool = False
     """True to keep a process ready for the next whole model."""
     prefixes: KeptPrefixes = NO_PREFIXES

@@ -203,6 +203,10 @@ class Settings(BaseSettings):
     """The longest predicted computation of one request in seconds; longer ones are refused with 422. Default: no
     limit."""
 
+    model_devices: int = Field(default=1, ge=1, le=64)
+    """Devices that each whole model is spread over, of those that can be: GPUs, or on a server without GPUs processes.
+    A request that loads a model may name others."""
+
     model_idle_seconds: float = Field(default=600, gt=0, allow_inf_nan=False)
     """Seconds without a request after which a whole model is unloaded; the next request loads it again."""
 

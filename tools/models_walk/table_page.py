@@ -8,6 +8,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final
 
+from attention_service.models.folders.spread_models import SPREAD_TYPES
 from tools.docs.snippets import ROOT
 from tools.models_walk.differences import CLOSE
 from tools.models_walk.found import Found
@@ -40,6 +41,8 @@ difference, as a share of the largest number that is compared.
 - *implicit*: of layers that mix tokens by a running state, the largest difference of their
   [implicit weights](models.md#layers-without-a-softmax) times values from their own output in transformers, in float64.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).
+- *devices*: *two* if models of the type may be [spread over devices](scale.md#a-model-on-several-devices): two
+  processes answered 18 questions as one does, in float64 within 1e-12 (`python -m tools.models_walk.two_devices`).
 - *forms*: the heads besides that for tokens with which its checkpoints open: *classes* of texts, of *tokens*, of
   *images* or of *objects* in images, *answers* in a text, a *choice* of texts. Their numbers are not compared here.
 
@@ -50,7 +53,7 @@ Of those that generate, texts of any lengths share passes in {unlike}, texts of 
 {apart}; joined logits differ by at most {joined:.1e} of the largest (the bound is {bound:g}).
 
 {head}
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 ## The younger questions
@@ -117,7 +120,7 @@ A number behind *refused* is that of the reason below.
 
 _HEAD: Final = (
     "| type | class | way | attentions | whole | weights | gradients | tokens | joined | invariants | implicit "
-    "| import | forms |"
+    "| import | forms | devices |"
 )
 
 
@@ -164,6 +167,7 @@ def _row(each: Found) -> str:
     *errors, apart, held, implicit = (f"{x:.0e}" if x is not None else "–" for x in numbers)
     joined = each.joined if each.apart is None else f"{each.joined} {apart}"
     cells = tokens, joined or "–", held, implicit, each.family or "–", ", ".join(each.forms) or "–"
+    cells += ("two" if each.kind in SPREAD_TYPES else "–",)
     return f"| {' | '.join((each.kind, each.architecture, each.way, str(each.layers), *errors, *cells))} |"
 
 

@@ -60,14 +60,15 @@ class Models(Generation[WayT], Surveys[WayT]):
     @method
     def load(
         self, checkpoint: str, *, name: str | None = None, adapter: str | None = None, dtype: FloatName | None = None,
-        device_map: Literal["auto", "balanced"] | None = None, **options: Unpack[CallOptions],
+        device_map: Literal["auto", "balanced"] | None = None, devices: int | Sequence[str] | None = None,
+        **options: Unpack[CallOptions],
     ) -> Call[ModelInfo]:  # fmt: skip
         """Make a checkpoint of the server's model repository a resident model, and wait until it is.
 
         ``checkpoint`` is its path, or ``tiny``. ``name`` is by default the path with ``--`` for ``/``. A request that
         names a model loads it too. ``adapter`` is an adapter to load beside it, by its name or path; the path of an
-        adapter as ``checkpoint`` loads its base too. Raises CheckpointNotFound, InvalidCheckpoint, ModelExists and
-        OverBudget.
+        adapter as ``checkpoint`` loads its base too. ``devices``: those that it is spread over, by their number or
+        their names. Raises CheckpointNotFound, InvalidCheckpoint, InvalidRequest, ModelExists and OverBudget.
         """
         return call(operations.load_model, locals())
 

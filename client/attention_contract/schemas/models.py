@@ -14,6 +14,7 @@ from attention_contract.schemas.attention import EditableTap, Tap
 from attention_contract.tensors import FloatName
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+DeviceName = Annotated[str, Field(pattern=r"^(cpu|cuda:\d{1,3})$")]
 StackLayer = Annotated[str, Field(pattern=r"^[a-z_]{1,32}\.\d{1,4}$")]
 LayerRef = Index | StackLayer
 """``3``, or ``"decoder.3"`` in a model of several stacks."""
@@ -43,7 +44,12 @@ class LoadModel(WireModel):
     """The dtype of the computation; default: the checkpoint's on a GPU, float32 on a CPU."""
     device_map: Literal["auto", "balanced"] | None = None
     """``auto``: keep the layers that do not fit into memory on disk, as transformers does with accelerate; on a GPU
-    server, use the host's memory before the disk. ``balanced`` needs several devices for a model, and is refused."""
+    server, use the host's memory before the disk. ``balanced`` is refused; ``devices`` divides a model over several."""
+    devices: (
+        Annotated[int, Field(ge=1, le=64)] | Annotated[list[DeviceName], Field(min_length=1, max_length=64)] | None
+    ) = None
+    """The devices that it is spread over, each of which has a part of every layer: their number, or their names as in
+    ``["cuda:0", "cuda:1"]``. On a server without GPUs each is a process. Default: the server's setting."""
 
 
 def default_model_name(checkpoint: str) -> str:
@@ -140,6 +146,8 @@ class ModelInfo(WireModel):
     """The form of the tensors in its files: a dtype, or a quantized form such as ``Q4_K_M``, from which they are
     dequantized when the model is loaded."""
     device: str | None = None
+    devices: list[str] = Field(default_factory=list)
+    """The devices that it is spread over once it is loaded, if they are several."""
     bytes: int = 0
     """Bytes of memory that are reserved for it: the estimate while it is idle or loading."""
     running: int = 0

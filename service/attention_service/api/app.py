@@ -76,6 +76,7 @@ def _engine_settings(settings: Settings) -> EngineSettings:
         session_share=settings.session_share,
         session_pinned_share=settings.session_pinned_share,
         model_idle_s=settings.model_idle_seconds,
+        model_devices=settings.model_devices,
         spare_model_process=settings.spare_model_process,
         prefixes=KeptPrefixes(settings.model_prefix_bytes, shared=settings.shared_prefixes),
     )

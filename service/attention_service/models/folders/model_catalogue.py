@@ -74,13 +74,14 @@ class ModelFolder:
         """The reason for which no process is started for it."""
         return self.fault if has_transformers() else _MISSING
 
-    def resident_bytes(self, dtype: str | None) -> int:
-        """Estimate the memory of the process once the model is loaded."""
-        return PROCESS_BYTES + self.tensor_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.form.facts.stored]
+    def resident_bytes(self, dtype: str | None, processes: int = 1) -> int:
+        """Estimate the memory of its process once the model is loaded, or of several that have a part of it each."""
+        tensors = self.tensor_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.form.facts.stored]
+        return processes * PROCESS_BYTES + tensors
 
-    def loading_bytes(self, dtype: str | None) -> int:
-        """Estimate the memory of the process while it loads: what is read of the file, beside what was made of it."""
-        return self.resident_bytes(dtype) + self.file_bytes
+    def loading_bytes(self, dtype: str | None, processes: int = 1) -> int:
+        """Estimate the memory of the same while it loads: what is read of the file, beside what was made of it."""
+        return self.resident_bytes(dtype, processes) + self.file_bytes
 
     def info(self, name: str, dtype: str | None) -> ModelInfo:
         """Describe the model before it is loaded."""

@@ -92,6 +92,8 @@ class RunningGeneration:
         """The context in which it began: its passes are cancelled as its request is."""
         self._came = 0.0
         """Time of the last step, in ``time.monotonic``."""
+        self.told_late: bool | None = None
+        """True if the next step is the last by the clock of another process; None: its own clock tells."""
         # A window of a sound is read when the one before has its text; until then it counts as the first, the longest.
         self._unread = list(enumerate(plan.rows if plan.heard is None else plan.rows * len(plan.heard.windows)))
         self._echoed: dict[int, int] = {}
@@ -195,7 +197,7 @@ class RunningGeneration:
 
     def take(self, steps: Sequence[Step]) -> None:
         """Take one step of some of its texts, and give their tokens out. Raises the fault of a text."""
-        late, given = self._is_late(), []
+        late, given = self.is_late() if self.told_late is None else self.told_late, []
         for step in steps:
             if step.fault is not None:
                 raise step.fault
@@ -355,11 +357,11 @@ class RunningGeneration:
     def _seed(self, text: RunningText) -> None:
         text.generator = torch.Generator(self._loaded.model.device)
         if (seed := self._plan.sampling.seed) is None:
-            text.generator.seed()
+            text.generator.manual_seed(int(torch.randint(2**63 - 1, ())))
         else:
             text.generator.manual_seed((seed + text.choice) % 2**64)
 
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
         """True if another step as long as the last would end after the caller's deadline."""
         now = time.monotonic()
         step = now - self._came if self._came else 0.0  # the first also read the prompt

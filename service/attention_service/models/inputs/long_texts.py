@@ -72,6 +72,16 @@ def reading_beside(texts: TextsRead) -> Iterator[None]:
         _CURRENT.reset(before)
 
 
+@contextmanager
+def reading_here() -> Iterator[None]:
+    """Let the request of a block read its long texts itself, as in a process of several that take the same steps."""
+    before = _CURRENT.set(None)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(before)
+
+
 def _raising(fault: Exception) -> Callable[[], Any]:
     def again() -> Any:
         raise fault

@@ -40,6 +40,7 @@ from attention_service.models.loaded.padding_trial import choose_padding, find_l
 from attention_service.models.loaded.streams.expert_routers import RouterTrials
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.device_heads import DeviceHeads, not_spread
 from attention_service.models.passes.float64_runs import compute_in_float64
 from attention_service.models.passes.module_hooks import State
 from attention_service.models.passes.module_states import ModuleStates
@@ -68,10 +69,11 @@ class LoadedModel:
         processor: Any = None,
         unread: str | None = None,
         left_out: Sequence[str] = (),
+        share: DeviceHeads | None = None,
     ) -> None:
         """Make the model attend by this package. ``processor``: of images, or of sounds.
 
-        ``unread``, ``left_out``: see ``CheckpointParts``.
+        ``unread``, ``left_out``: see ``CheckpointParts``. ``share``: see ``LayerAttention``.
 
         Raises InvalidCheckpoint for a model that cannot.
         """
@@ -86,6 +88,7 @@ class LoadedModel:
         self.name = name
         self.model = model
         self.device = device
+        self.share = share
         self.left_out = list(left_out)
         self.adapters = Adapters(model, self._two_rows)
         self.weights = torch_dtype_name(model.dtype)
@@ -113,10 +116,12 @@ class LoadedModel:
         self.reader = read()
         self.reader.fills_masks = self.without_masks is None
         run = RecordedRuns(model, self._run_bare)
-        self.attention, self.places = find_attentions(model, self.reader, self.device, run)
+        self.attention, self.places = find_attentions(model, self.reader, self.device, run, self.share)
         """Its attentions by the text of their keys."""
         self.mixers, self.implicit = find_mixers(model, self.reader, run, self.places)
         """Its layers with implicit weights, likewise."""
+        if self.share is not None and self.implicit:
+            raise not_spread(model, "has layers that mix tokens by a running state")
         if not self.places and not self.implicit:
             raise no_layers_seen(model, self.reader)
         seen = [place for place in self.places.values() if self.reader.sees(place)]
@@ -207,16 +212,18 @@ class LoadedModel:
         device: torch.device,
         progress: Callable[[float], None],
         free_bytes: int | None = None,
+        share: DeviceHeads | None = None,
     ) -> Self:
         """Load a checkpoint of transformers from a folder. Raises InvalidCheckpoint.
 
         ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
-        loaded.
+        loaded. ``share``: the part that this process has of a model that is spread over devices.
         """
         stamps, texts = _stamps(folder.glob("*.safetensors")), _text_stamps(folder)
-        parts = load_checkpoint(folder, dtype, device, progress, free_bytes)
+        devices = 1 if share is None else share.devices
+        parts = load_checkpoint(folder, dtype, device, progress, free_bytes, devices)
         model, tokenizer, processor, unread, left_out, weights = parts
-        loaded = cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread, left_out)
+        loaded = cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread, left_out, share)
         loaded.weights = weights
         loaded.reader.text_files_changed = lambda: _text_stamps(folder) != texts
         if "disk" in places_of_parts(model):

@@ -21,6 +21,7 @@ from attention_service.models.passes.attention_places import (
     find_places,
     named_layers,
 )
+from attention_service.models.passes.device_heads import DeviceHeads, not_spread
 from attention_service.models.passes.layer_attention import LayerAttention
 from attention_service.models.passes.mixers.implicit_layers import ImplicitLayers, kind_of, mixers_of
 from attention_service.models.passes.observed.attention_trial import try_sights
@@ -90,15 +91,20 @@ def find_mixers(
     return FoundMixers(implicit, places)
 
 
-def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device, run: ShortRun) -> FoundAttentions:
-    """Make a model attend by this package, or see how it attends itself, and find its attentions in short runs."""
+def find_attentions(
+    model: PreTrainedModel, reader: InputReader, device: Device, run: ShortRun, share: DeviceHeads | None = None
+) -> FoundAttentions:
+    """Make a model attend by this package, or see how it attends itself, and find its attentions in short runs.
+
+    ``share``: see ``LayerAttention``. Raises InvalidCheckpoint if it is given, and the model attends itself.
+    """
     try:
         modules = attention_modules(model)
     except UnsupportedModel:
         modules = []
     if modules:
         layers = _named(model, reader, modules)
-        computed = LayerAttention(layers, device)
+        computed = LayerAttention(layers, device, share)
         computed.install(model, modules)
         with computed.trying() as called:
             places = find_places(model, computed, layers, _within(computed, reader, run), reader.short_text)
@@ -111,6 +117,8 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
             return FoundAttentions(computed, places)
         computed.remove()  # its text passes others
         model.set_attn_implementation("eager")
+    if share is not None:
+        raise not_spread(model, "computes its attention itself")
     attend_over_pairs(model)
     sights: dict[nn.Module, Sight] = {}
     for arguments in reader.short_runs():

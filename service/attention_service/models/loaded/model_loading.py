@@ -43,6 +43,7 @@ from attention_service.models.loaded.checkpoint_processors import (
     reason_of,
 )
 from attention_service.models.loaded.form_file import FormFile
+from attention_service.models.passes.device_heads import own_part
 from attention_service.models.passes.float64_runs import made_in_float64
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, opened
 from attention_service.modules.checkpoints.forms.form import Facts
@@ -78,16 +79,16 @@ def load_checkpoint(
     device: torch.device,
     progress: Callable[[float], None],
     free_bytes: int | None = None,
+    devices: int = 1,
 ) -> CheckpointParts:
     """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of other inputs.
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
     loaded. ``free_bytes``: bytes of the device for the parameters, if the others are to stay on disk, or beside a GPU
-    in the host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
+    in the host's memory. All that is not to stay on disk is read into memory. ``devices``: those that the model is
+    spread over, each with a process of one group; this one reads its shards alone. Raises InvalidCheckpoint.
     """
-    divided: dict[str, Any] = (
-        {} if free_bytes is None else {"device_map": "auto", "max_memory": _memory(device, free_bytes)}
-    )
+    divided = _divided(device, free_bytes, devices)
     with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
             whole = opened(folder)
@@ -141,7 +142,7 @@ def load_checkpoint(
             "checkpoint", f"{infinite} of {folder.name} has numbers that are not finite in "
             f"{torch_dtype_name(model.dtype)}; save an earlier step of its training, or load it in a wider dtype",
         )  # fmt: skip
-    placed = model if places_of_parts(model) else model.to(device)
+    placed = model if places_of_parts(model) or devices > 1 else model.to(device)
     weights = facts.weights(torch_dtype_name(model.dtype))
     return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out, weights)
 
@@ -212,7 +213,7 @@ def _infinite(model: PreTrainedModel) -> Iterator[str]:
     """The parameters that hold NaN or infinity, by name; parameters that stay on disk are not looked at."""
     for name, value in model.named_parameters():
         checkpoint()
-        if not value.is_meta and not is_finite(value):
+        if not value.is_meta and not is_finite(own_part(value)):
             yield name
 
 
@@ -228,6 +229,15 @@ def _mismatch(mismatch: tuple[str, Sequence[int], Sequence[int]], config: Mappin
 def places_of_parts(model: PreTrainedModel) -> list[str]:
     """The devices, and ``disk``, over which a model is divided; none if it is on one device."""
     return [*dict.fromkeys(map(str, getattr(model, "hf_device_map", {}).values()))]
+
+
+def _divided(device: torch.device, free_bytes: int | None, devices: int) -> dict[str, Any]:
+    """The arguments by which transformers keeps parts of a model elsewhere, or on other devices."""
+    if devices > 1:
+        from transformers.distributed.configuration_utils import DistributedConfig  # noqa: PLC0415  # takes a second
+
+        return {"distributed_config": DistributedConfig(tp_size=devices)}
+    return {} if free_bytes is None else {"device_map": "auto", "max_memory": _memory(device, free_bytes)}
 
 
 def _memory(device: torch.device, free_bytes: int) -> dict[int | str, int]:

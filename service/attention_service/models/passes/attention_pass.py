@@ -175,6 +175,12 @@ class AttentionPass:
         """Return the task at a layer."""
         return self.tasks.get(layer, NOTHING)
 
+    def concerns(self, layer: LayerKey) -> bool:
+        """Return True if anything is asked or changed at a layer, or its inputs are noted."""
+        if self.task(layer).asks or self.notes(layer):
+            return True
+        return any(own.attention_pass.edits(layer) for own in self.own)
+
     def edits(self, layer: LayerKey) -> bool:
         """Return True if edits change the attention of a layer; those of states come after it."""
         task = self.task(layer)

@@ -19,7 +19,7 @@ from transformers.masking_utils import eager_mask
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.attention import attend, trace
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.edits import AXES, BoundEdit, apply
 from attention_service.core.kernels import KERNELS, Kernel, Needs
 from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.problem import Problem
@@ -32,6 +32,7 @@ from attention_service.models.passes.attention_pass import (
     bound_to,
     problem_of,
 )
+from attention_service.models.passes.device_heads import DeviceHeads
 from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.joined_calls import JoinedCalls
 from attention_service.models.passes.layer_turns import LayerTurns
@@ -64,8 +65,15 @@ class LayerAttention:
 
     way: Literal["computed", "observed"] = "computed"
 
-    def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]], device: Device) -> None:
-        """``modules``: each with the keys of its layers, in the order in which they run."""
+    def __init__(
+        self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]], device: Device,
+        share: DeviceHeads | None = None,
+    ) -> None:  # fmt: skip
+        """``modules``: each with the keys of its layers, in the order in which they run.
+
+        ``share``: the heads that this process has, if the model is spread over several devices.
+        """
+        self.share = share
         self._eager = False
         """True if all queries see all keys where there is no mask, as to eager attention, whatever the module says."""
         self.name_layers(modules)
@@ -167,12 +175,18 @@ class LayerAttention:
         layer, attention_pass = self.turns.layer_of(module), self._pass
         call = attention_call(module, query, key, value, mask, **options)
         raw = call.raw(whole=attention_pass is not None)  # its labels name the last keys too, which no query may see
+        share = None
+        if self.share is not None and attention_pass is not None and attention_pass.concerns(layer):
+            share = self.share if self.share.divides(module, raw.query.shape[1]) else None
+            raw = raw if share is None else share.whole_attention(raw)
         if attention_pass is not None:
             attention_pass.saw(layer, raw, options.get("sliding_window"))
         context = self._context(module, layer, raw, attention_pass)
         for own in () if attention_pass is None else attention_pass.own:
             if own.attention_pass.edits(layer):
                 context[own.rows, :, own.tokens] = self._context(module, layer, own.inside(raw), own.attention_pass)
+        if share is not None:
+            context = share.own(context)
         output = context.transpose(1, 2).contiguous()
         if self.beside.running:
             self.beside.attended(module, layer, output)
@@ -209,7 +223,11 @@ class LayerAttention:
         """Answer for a tap that a module makes. Returns that to go on with."""
         if self._pass is None:
             return x
-        task = self._pass.task(layer)
+        task, share = self._pass.task(layer), None
+        if self.share is not None and "heads" in AXES[tap]:
+            module = self.turns.module_of(layer)
+            share = self.share if self.share.divides(module, x.shape[1]) else None
+            x = x if share is None else share.whole(x)
         x = apply(bound_edits(task, x, {tap}), tap, x)
         if tap in task.traced:
             kept = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
@@ -217,7 +235,7 @@ class LayerAttention:
             x = kept
         if tap in task.taps:
             self._pass.add_tap(layer, tap, x.detach())
-        return x
+        return x if share is None else share.own(x)
 
     def _context(
         self, module: nn.Module, layer: LayerKey, raw: RawAttentionInputs, attention_pass: AttentionPass | None

@@ -14,6 +14,7 @@ class LayerTurns:
     def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]) -> None:
         """``modules``: each with the keys of its layers, in the order in which they run."""
         self._keys = {id(one.module): keys for one, keys in modules}
+        self._modules = {key: one.module for one, keys in modules for key in keys}
         self._calls: dict[int, int] = {}
         self._noted: list[nn.Module] | None = None
 
@@ -31,6 +32,10 @@ class LayerTurns:
             yield noted
         finally:
             self._noted = None
+
+    def module_of(self, layer: LayerKey) -> nn.Module:
+        """The module that attends in a layer."""
+        return self._modules[layer]
 
     def layer_of(self, module: nn.Module) -> LayerKey:
         """The layer of a call, which counts as one if several layers share the module."""

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.device_heads import is_divided
 from attention_service.models.passes.module_hooks import before, first_of, noting_returns, replaced, with_first
 from attention_service.models.passes.unrun_models import NOT_RUNNING
 from attention_transformers.model_layers import LayerKey
@@ -247,7 +248,7 @@ def _once(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def _of_few(head: nn.Linear, forward: Callable[..., Tensor], state: Tensor) -> Tensor:
     """The logits of states, by W · Xᵀ if they are few."""
     rows = state.flatten(0, -2)
-    if len(rows) not in _TRANSPOSED_ROWS:
+    if len(rows) not in _TRANSPOSED_ROWS or is_divided(head.weight):
         return forward(state)
     logits = (head.weight @ rows.T).T.contiguous().view(*state.shape[:-1], -1)
     return logits if head.bias is None else logits + head.bias

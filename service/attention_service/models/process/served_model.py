@@ -18,6 +18,7 @@ from attention_service.models.loaded.adapters import needed_bytes
 from attention_service.models.loaded.checkpoint_processors import reason_of
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
+from attention_service.models.passes.device_heads import DeviceHeads
 from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import AnswerGeneration
 from attention_service.models.process.finite_answers import finite_work, located
@@ -47,15 +48,22 @@ class ServedModel:
         self._threads, self._cores = threads, SharedCores(threads)
 
     @classmethod
-    def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
-        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint, whatever its files hold."""
+    def load(
+        cls, facts: dict[str, Any], progress: Callable[[float], None], share: DeviceHeads | None = None
+    ) -> Self:  # fmt: skip
+        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint, whatever its files hold.
+
+        ``share``: the part that this process has of a model that is spread over devices.
+        """
         if facts["threads"]:
             torch.set_num_threads(facts["threads"])
+        if share is None:
+            torch.seed()  # texts that are drawn without a seed of their own
         device = torch.device(facts["device"])
         folder, free_bytes = Path(facts["folder"]), facts["free_bytes"]
         try:
             loaded = LoadedModel.load(
-                folder, dtype=facts["dtype"], device=device, progress=progress, free_bytes=free_bytes
+                folder, dtype=facts["dtype"], device=device, progress=progress, free_bytes=free_bytes, share=share
             )
         except AttentionError:
             raise

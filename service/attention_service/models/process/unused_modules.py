@@ -73,12 +73,17 @@ class _Finder:
 _FINDER: Final[Any] = _Finder()
 
 
-def leave_out() -> None:
-    """Let later imports of these modules, and of PyTorch's division over machines, find stand-ins."""
+def leave_out(*, spread: bool = False) -> None:
+    """Let later imports of these modules, and of PyTorch's division over machines, find stand-ins.
+
+    ``spread``: the process has a part of a model, which needs that division.
+    """
     if _FINDER in sys.meta_path or sys.modules.keys() & _UNUSED.keys():
         return
     _FINDER.left_out[:] = _UNUSED
     sys.meta_path.insert(0, _FINDER)
+    if spread:
+        return
     import torch  # noqa: PLC0415
 
     torch.distributed.is_available = lambda: False  # as in builds of PyTorch without it, which transformers obeys

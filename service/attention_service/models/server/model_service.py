@@ -44,6 +44,7 @@ from attention_service.models.folders.model_catalogue import (
     with_adapters,
 )
 from attention_service.models.server.fits_in_requests import AskedModelName, FitsInRequests
+from attention_service.models.server.model_devices import ModelDevices
 from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes, ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
 from attention_service.models.server.model_question import Question, WrittenReply
@@ -83,10 +84,14 @@ class ModelService:
         *,
         siblings: bool = False,
         spare: bool = False,
+        devices: int = 1,
         prefixes: KeptPrefixes = NO_PREFIXES,
         fitted: FittedStores,
     ) -> None:
-        """``siblings``: other processes answer for the same models. ``spare``: keep a process for the next load."""
+        """``siblings``: other processes answer for the same models. ``spare``: keep a process for the next load.
+
+        ``devices``: those that each model is spread over that can be.
+        """
         self._root = root
         self._runner = runner
         self._recordings = recordings
@@ -94,6 +99,7 @@ class ModelService:
         self.fits = FitsInRequests(runner, fitted.probes, fitted.vectors)
         """The stored probes and vectors that requests name."""
         self.environment = ModelEnvironment(runner.device, ModelMemory(runner.budget), idle_s, stuck_s, prefixes)
+        self._spread = ModelDevices(runner.device, devices)
         self._spare = SpareProcess(self.environment) if spare and model_catalogue.has_transformers() else None
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""
@@ -147,7 +153,7 @@ class ModelService:
     async def load(self, request: LoadModel) -> ModelInfo:
         """Make a model resident, and wait until it is. It is loaded also if the caller leaves meanwhile."""
         self._runner.check_ready()
-        for own in ("name", "dtype", "device_map"):
+        for own in ("name", "dtype", "device_map", "devices"):
             if self._siblings and getattr(request, own) is not None:
                 raise InvalidRequest.at(
                     own,
@@ -166,14 +172,17 @@ class ModelService:
             await self._runner.in_thread(partial(model_catalogue.check_own_name, self._root, folder.checkpoint, "name"))
         name = request.name or folder.name
         divided = request.device_map is not None
-        made = ResidentModel(name, folder, request.dtype, self.environment, self._spare, divided=divided)
+        devices = self._spread.of_request(request, folder, adapter)
+        made = ResidentModel(
+            name, folder, request.dtype, self.environment, self._spare, divided=divided, devices=devices
+        )
         model = self._models.get(name, made)
-        same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
+        same = (model.folder.folder, model.dtype, model.devices) == (folder.folder, made.dtype, made.devices)
         if not same and model.is_alive:
             raise ModelExists.at(
                 "name",
-                f"{name} is a model of {model.folder.checkpoint} in {model.dtype}; unload it first, or give "
-                "another name",
+                f"{name} is a model of {model.folder.checkpoint} in {model.dtype} on {', '.join(model.devices)}; "
+                "unload it first, or give another name",
             )
         model = self._models[name] = model if model.is_alive else made
         question = Question()
@@ -241,7 +250,8 @@ class ModelService:
         if (model := self._models.get(name)) is not None:
             return model
         folder = await self._runner.in_thread(partial(model_catalogue.find_name, self._root, name))
-        made = ResidentModel(folder.name, folder, None, self.environment, self._spare)
+        devices = self._spread.of_folder(folder)
+        made = ResidentModel(folder.name, folder, None, self.environment, self._spare, devices=devices)
         model = self._models.get(made.name, made)
         if model.folder.folder != folder.folder:
             raise ModelExists.at(

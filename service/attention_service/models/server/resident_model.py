@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, Literal
@@ -39,10 +39,12 @@ class ResidentModel:
         spare: SpareProcess | None = None,
         *,
         divided: bool = False,
+        devices: Sequence[str] = (),
     ) -> None:
         """``spare``: a process that may be ready for it.
 
-        ``divided``: keep on disk what is more than the memory, as transformers divides a model.
+        ``divided``: keep on disk what is more than the memory, as transformers divides a model. ``devices``: those that
+        it is spread over; by default it has the server's.
         """
         self.name = name
         self.folder = folder
@@ -52,6 +54,7 @@ class ResidentModel:
         self._share = MemoryShare(environment.memory, self._give_way, self._give_back, name=name)
         """The memory that it holds besides what is in flight: an estimate, or what a GPU holds."""
         self._divided = divided
+        self.devices = tuple(devices) or (environment.device.place,)
         self._environment = environment
         self._prefix_bytes = environment.prefixes.of(folder.tensor_bytes) if folder.generates else 0
         self._spare = spare
@@ -102,7 +105,8 @@ class ResidentModel:
         else:
             own = {"id", "created", "checkpoint", "bytes"}
             facts = {name: value for name, value in self._facts.items() if name not in own}
-            now = {"state": self.state, "progress": None, "bytes": self._share.bytes, "running": self._queue.running}
+            now: dict[str, Any] = {"state": self.state, "progress": None, "bytes": self._share.bytes}
+            now |= {"running": self._queue.running, "devices": [*self.devices] if len(self.devices) > 1 else []}
             facts["left_out"] = [*dict.fromkeys([*described.left_out, *facts.get("left_out", ())])]
             described = ModelInfo(**described.model_dump(exclude={*now, *facts}), **facts | now)
         return described
@@ -121,6 +125,11 @@ class ResidentModel:
             finally:
                 self._queue.discard(question)
                 self._stop_unwanted_load()
+
+    @property
+    def _processes(self) -> int:
+        """The processes that share the memory of the server's device."""
+        return 1 if self._environment.device.is_cuda else len(self.devices)
 
     def leave(self) -> None:
         """End as soon as nobody waits, also in the middle of loading."""
@@ -194,24 +203,30 @@ class ResidentModel:
         """Start a process and have it load the model, with the memory for both."""
         environment, folder, budget = self._environment, self.folder, self._environment.budget
         self.progress = 0.0
-        need, most = folder.loading_bytes(self.dtype) + self._prefix_bytes, int(budget.capacity * _SHARE)
+        need, most = (
+            folder.loading_bytes(self.dtype, self._processes) + self._prefix_bytes,
+            int(budget.capacity * _SHARE),
+        )
         device_bytes = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
         need = need if device_bytes is None else most
         held = Reservation(budget, self._queue.waiting.first().caller)
-        worker = None if self._spare is None else self._spare.take(need)
+        spread = len(self.devices) > 1
+        worker = None if self._spare is None or spread else self._spare.take(need)
         try:
             await self._take(held, need)
             if environment.device.is_cuda:
                 await environment.give_back_cached(need)
             if worker is None:
-                worker = await WorkerProcess.start(need, environment.stuck_s, watched=not environment.device.is_cuda)
+                watched = not environment.device.is_cuda
+                worker = await WorkerProcess.start(need, environment.stuck_s, watched=watched, spread=spread)
             self._worker, worker.limit, worker.memories.on_kept = worker, need, self._share.keep
             facts = {
                 "name": self.name,
                 "folder": str(folder.folder),
                 "dtype": self.dtype,
-                "device": environment.device.place,
-                "threads": environment.device.threads,
+                "device": self.devices[0],
+                "devices": self.devices,
+                "threads": max(environment.device.threads // self._processes, 1),
                 "free_bytes": device_bytes,
                 "prefix_bytes": self._prefix_bytes,
                 "memories": worker.memories.files,
@@ -222,7 +237,8 @@ class ResidentModel:
                 await worker.end()
             raise
         else:
-            worker.limit = min(folder.resident_bytes(self.dtype) + self._prefix_bytes, need) + worker.unforeseen_bytes
+            resident = folder.resident_bytes(self.dtype, self._processes) + self._prefix_bytes
+            worker.limit = min(resident, need) + self._processes * worker.unforeseen_bytes
             reserved = self._facts.pop("held_bytes")
             self._share.hold(worker.limit if reserved is None else PROCESS_BYTES + reserved)
         finally:

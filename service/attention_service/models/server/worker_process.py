@@ -31,12 +31,16 @@ from attention_service.runtime.device.freed_memory import MUCH, private_bytes
 log = logging.getLogger(__name__)
 COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process")
 """``-P``: no Python file of the folder in which the server was started is imported."""
+_SPREAD: Final = "--spread"
+"""The argument of a process that has the first part of a model, and starts those of the others."""
 _MARGIN: Final = 1.2
 """Memory that a process may take, as a multiple of its estimate, before it is ended."""
 _LOOK_S: Final = 0.1
 """Seconds between two looks at a process of which somebody waits for a message."""
 _REST_S: Final = 10.0
 """The same of one that nobody waits for, and that computes nothing."""
+_OF_WAITING: Final = 0.05
+"""Share of a processor up to which the processes of a spread model only look whether others have come on."""
 _NOTICE_AFTER: Final = 0.25
 """Share of the patience after which it is told that a process stands still."""
 _GRACE_S: Final = 2.0
@@ -63,6 +67,7 @@ class WorkerProcess:
         patience_s: float,
         *,
         watched: bool,
+        spread: bool = False,
     ) -> None:
         self.memories = memories
         """The memories of its replies; none on a GPU."""
@@ -73,7 +78,7 @@ class WorkerProcess:
         """
         self._own_bytes = 0
         """Bytes of its own after its imports; 0 before it has told them."""
-        self._process = process
+        self._process, self._spread = process, spread
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         """Done once the process has closed its output, as it does at its end."""
@@ -102,18 +107,22 @@ class WorkerProcess:
         ]
 
     @classmethod
-    async def start(cls, limit: int, patience_s: float, *, watched: bool) -> "WorkerProcess":
+    async def start(
+        cls, limit: int, patience_s: float, *, watched: bool, spread: bool = False
+    ) -> "WorkerProcess":  # fmt: skip
         """Start a process that may take so many bytes of memory by the estimate.
 
         ``patience_s``: seconds without progress after which it is ended. ``watched``: end it if it takes more memory.
-        False for a model on a GPU, which tells what it holds there.
+        False for a model on a GPU, which tells what it holds there. ``spread``: it is to start one for each further
+        device of its model, which end with it, and count with it.
         """
         memories = ReplyMemories.make() if watched else ReplyMemories([])
         reading, writing = os.pipe()
         try:
             process = await create_subprocess_exec(
                 *COMMAND,
-                env=_environment(),
+                *((_SPREAD,) if spread else ()),
+                env=_environment() | ({"PYTHONHASHSEED": "0"} if spread else {}),  # all take the same steps
                 stdin=asyncio.subprocess.PIPE,
                 stdout=writing,
                 stderr=asyncio.subprocess.PIPE,
@@ -124,7 +133,7 @@ class WorkerProcess:
             raise
         finally:
             os.close(writing)
-        return cls(process, FileIO(reading, "r"), limit, memories, patience_s, watched=watched)
+        return cls(process, FileIO(reading, "r"), limit, memories, patience_s, watched=watched, spread=spread)
 
     @property
     def is_alive(self) -> bool:
@@ -256,18 +265,22 @@ class WorkerProcess:
         Progress is time of a processor, however little: a computation of hours is never taken for a standstill.
         """
         with suppress(psutil.NoSuchProcess):
-            seen = psutil.Process(self._process.pid)
+            first = psutil.Process(self._process.pid)
             used, moved = 0.0, time.monotonic()
+            least = _OF_WAITING if self._spread else 0.0
             while self._idle_s <= self._patience_s:
-                if memory and (taken := private_bytes(seen)) > _MARGIN * self.limit:
+                seen = [first, *first.children()] if self._spread else [first]
+                if memory and (taken := sum(map(private_bytes, seen))) > _MARGIN * self.limit:
                     self._outgrown = _Outgrown(
                         taken, self.limit, sum(exchange.runs for exchange in self._exchanges.values())
                     )
                     break
-                before, used, now = used, sum(seen.cpu_times()[:2]), time.monotonic()
-                moved = now if used > before or not self._waiters else moved
+                taken_s, now = sum(sum(one.cpu_times()[:2]) for one in seen), time.monotonic()
+                computes = taken_s - used > least * (now - moved)
+                if computes or not self._waiters:
+                    used, moved = taken_s, now
                 self._idle_s = now - moved
-                if not self._waiters and used == before:
+                if not self._waiters and not computes:
                     self._awaited.clear()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._awaited.wait(), _REST_S)

@@ -30,6 +30,7 @@ from attention_service.models.generation.decoding.row_edits import RowEdits
 from attention_service.models.generation.decoding.token_attention import PassWeights, TokenAttention, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import problem_of
+from attention_service.models.passes.device_heads import DeviceHeads
 from attention_service.models.passes.layer_attention import LayerAttention
 from attention_service.models.passes.points import Point, Points
 from attention_transformers.function_calls import attention_call
@@ -172,14 +173,11 @@ class DecodeAttention:
             checkpoint()
         edits = list[BoundEdit]()
         if self._ends is not None:
-            layer = self._core.turns.layer_of(module) if self._tells else None
-            if layer is not None and self._pass_weights is not None and _looked_at(layer, self._rows):
-                asked = last_queries(module, query, key, value, attention_mask, options, self._ends)
-                _tell(layer, self._rows, weights_of(asked, Selection()), self._pass_weights)
+            self._tell_ends(module, query, key, value, attention_mask, options)
         elif self._tells:
             (row,) = self._rows
             layer = self._core.turns.layer_of(module)
-            edits = self._inside(row, layer, query, key) if self._edited else edits
+            edits = self._inside(module, row, layer, query, key) if self._edited else edits
             told = PassWeights() if self._pass_weights is None else self._pass_weights
             looks = list[TokenAttention]()  # by a loop: a comprehension is one more call for each layer and token
             for look in row.looks:
@@ -189,6 +187,9 @@ class DecodeAttention:
             if looks or hears:
                 last = last_query(module, query, key, value, attention_mask, options)
                 own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1) if edits else edits
+                if self._core.share is not None and (share := self._share_of(module, query)) is not None:
+                    _tell_whole(layer, row, share.whole(weights_of(last, Selection(), own)), told)
+                    hears, looks = False, []
                 if hears and row.heard is not None:
                     row.heard.see(layer, last, own)
                 shared = last if not BY_QUERY.isdisjoint(options) and _has(options, BY_QUERY) else attention_mask
@@ -200,11 +201,44 @@ class DecodeAttention:
             return attend(problem_of(raw), (), edits=edits, kernel=kernel).context.transpose(1, 2).contiguous(), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
-    def _inside(self, row: TextRow, layer: LayerKey, query: Tensor, key: Tensor) -> list[BoundEdit]:
+    def _tell_ends(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        options: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Tell of the last query of each prompt of a pass over several."""
+        layer = self._core.turns.layer_of(module) if self._tells else None
+        if layer is None or self._pass_weights is None or self._ends is None or not _looked_at(layer, self._rows):
+            return
+        asked = last_queries(module, query, key, value, mask, options, self._ends)
+        share, weights = self._share_of(module, query), weights_of(asked, Selection())
+        _tell(layer, self._rows, weights if share is None else share.whole(weights), self._pass_weights)
+
+    def _share_of(self, module: nn.Module, query: Tensor) -> DeviceHeads | None:
+        """The part of all heads that a call has; None if it has all."""
+        if self._core.share is None or not self._core.share.divides(module, query.shape[1]):
+            return None
+        return self._core.share
+
+    def _inside(
+        self, module: nn.Module, row: TextRow, layer: LayerKey, query: Tensor, key: Tensor
+    ) -> list[BoundEdit]:  # fmt: skip
         """The edits of a text as they apply to one call; a sliding cache has only the last keys."""
         queries, keys = range(row.seen, row.seen + query.shape[2]), key.shape[2]
         first = 0 if is_cross(layer) else max(queries.stop - keys, 0)
-        return row.edits.inside(layer, queries, (query.shape[1], key.shape[1]), range(first, first + keys))
+        share = None if self._core.share is None else self._share_of(module, query)
+        return self._edits(row, layer, queries, (query, key), range(first, first + keys), share)
+
+    @staticmethod
+    def _edits(
+        row: TextRow, layer: LayerKey, queries: range, states: tuple[Tensor, Tensor], keys: range,
+        share: DeviceHeads | None,
+    ) -> list[BoundEdit]:  # fmt: skip
+        """The edits of a text for these queries and keys. ``states``: queries and keys with the heads of a call."""
+        heads, kv_heads = (x.shape[1] for x in states)
+        if share is None:
+            return row.edits.inside(layer, queries, (heads, kv_heads), keys)
+        every = heads * share.devices, kv_heads * share.devices
+        return share.own_edits(row.edits.inside(layer, queries, every, keys), heads, kv_heads)
 
     def _part(
         self, module: nn.Module, layer: LayerKey | None, query: Tensor, part: PastPart, options: Mapping[str, Any]
@@ -230,10 +264,11 @@ class DecodeAttention:
             weights, context = _weighed(query, part, options.get("scaling"), bias)
         if layer is None:
             return context
+        share = None if self._core.share is None else self._share_of(module, query)
         for at in edited:
             seen = part.seen[at]
-            heads = query.shape[1], part.key.shape[1]
-            edits = rows[at].edits.inside(layer, range(rows[at].seen, rows[at].seen + 1), heads, seen)
+            row = rows[at]
+            edits = self._edits(row, layer, range(row.seen, row.seen + 1), (query, part.key), seen, share)
             if all(edit.tap == "context" for edit in edits):
                 write(edits, "context", context[at : at + 1])
                 continue
@@ -242,6 +277,7 @@ class DecodeAttention:
             if weights is not None and one[1] is not None:
                 weights[at] = nn.functional.pad(one[1][0], (seen.start, weights.shape[-1] - seen.stop))
         if weights is not None and self._pass_weights is not None:
+            weights = weights if share is None else share.whole(weights)
             for at, row in enumerate(rows):
                 if row.heard is not None and row.heard.wants(layer):
                     row.heard.take(layer, weights[at, :, 0, : part.seen[at].stop])
@@ -318,6 +354,13 @@ def _tell(layer: LayerKey, rows: Sequence[TextRow], weights: Tensor, pass_weight
     """Give the weights ``[R, H, 1, K]`` of a layer to the reports of these texts."""
     for number in range(max(len(row.looks) for row in rows)):
         pass_weights.add(layer, [row.looks[number] if number < len(row.looks) else None for row in rows], weights)
+
+
+def _tell_whole(layer: LayerKey, row: TextRow, weights: Tensor, told: PassWeights) -> None:
+    """Give the weights ``[1, H, 1, K]`` of a layer's last query to those who ask for them of a text."""
+    if row.heard is not None and row.heard.wants(layer):
+        row.heard.take(layer, weights[0, :, 0])
+    _tell(layer, [row], weights, told)
 
 
 def _has(options: Mapping[str, Any], names: frozenset[str]) -> bool:

@@ -206,7 +206,7 @@ class Decoder:
             else:
                 alone.append(text)
         shared = []
-        for key in {*self._groups, *together}:
+        for key in dict.fromkeys([*self._groups, *together]):  # in one order in every process of a spread model
             wanted = together.get(key, [])
             group = self._groups.get(key)
             if len(wanted) < 2:

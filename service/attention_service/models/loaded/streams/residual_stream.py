@@ -32,6 +32,7 @@ from attention_service.models.loaded.streams.state_sums import (
 )
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.device_heads import DeviceHeads, whole_parameter
 from attention_service.models.passes.points import Point, Site
 from attention_transformers.model_layers import LayerKey
 
@@ -60,11 +61,13 @@ class Branch:
     """The matrix whose input has a part for each head, one behind the other."""
     without_heads: str = ""
     """The reason for which it has none."""
+    share: DeviceHeads | None = None
+    """The part of the heads that the projection is given, if they lie on several devices."""
 
     def matrix(self, *, is_adapted: bool) -> Tensor:
         """The matrix ``[in, out]`` of the projection; ``is_adapted``: an adapter may change what the module makes."""
         projection: Any = self._projection
-        weight: Tensor = projection.weight
+        weight = whole_parameter(projection.weight)
         if not is_adapted:
             return weight if isinstance(projection, Conv1D) else weight.T
         width = weight.shape[0 if isinstance(projection, Conv1D) else 1]
@@ -74,12 +77,16 @@ class Branch:
 
     def change(self, heads: Tensor, change: Tensor) -> Tensor:
         """The change of the states ``[B, L, d]`` by one of the heads ``[B, L, H · Dv]`` that the projection takes."""
-        projection = self._projection
         if self.norm is None:
-            bias = projection(torch.zeros_like(heads[:1, :1]))
-            return self.factor * (wide(projection(change)) - wide(bias))
-        changed, unchanged = wide(self.source(projection(torch.cat([heads + change, heads])))).chunk(2)
+            bias = self._projected(torch.zeros_like(heads[:1, :1]))
+            return self.factor * (wide(self._projected(change)) - wide(bias))
+        changed, unchanged = wide(self.source(self._projected(torch.cat([heads + change, heads])))).chunk(2)
         return self.factor * (changed - unchanged)
+
+    def _projected(self, heads: Tensor) -> Tensor:
+        """The states that the projection makes of all heads."""
+        found: Tensor = self._projection(heads if self.share is None else self.share.own(heads, -1))
+        return found
 
     @property
     def _projection(self) -> nn.Module:
@@ -97,10 +104,15 @@ class Unembedding:
     norm: HeldNorm | None
     factor: float
     """The factor of the states behind the norm, times that of the logits behind the matrix."""
-    matrix: Tensor
-    """``[V, d]``"""
+    weight: Tensor
+    """``[V, d]``, or the part of it on this device."""
     bias: Tensor | None
     """``[V]``, times the factor of the logits."""
+
+    @property
+    def matrix(self) -> Tensor:
+        """``[V, d]``; of a model that is spread over devices it is gathered for each use."""
+        return whole_parameter(self.weight)
 
     def scale(self, state: Tensor, normed: Tensor | None = None) -> Tensor | None:
         """The scale ``[…, 1]`` by which the final norm makes ``normed`` of a state; None without a norm."""
@@ -199,7 +211,8 @@ class ResidualStream:
             if branch.norm is not None:
                 sites[key, UNNORMED] = Site(branch.source, given=True)
             if branch.projection is not None:
-                sites[key, HEADS] = Site(branch.projection, given=True)
+                around = None if branch.share is None else branch.share.around
+                sites[key, HEADS] = Site(branch.projection, given=True, batch_first=around)
         if self.unembedding is not None and self.unembedding.module is not None:
             sites[NORMED] = Site(self.unembedding.module)
         return sites
@@ -338,7 +351,7 @@ def _branches_of(
     for place in places:
         foreign = {module for key, inner in attending.items() if key != place.key for module in inner}
         own = [module for module in modules if module not in foreign]
-        options.append([*_options(place, own, traces, zeroed, tolerance)])
+        options.append([*_options(place, own, traces, zeroed, tolerance, loaded.share)])
     mids = [traces.given[module] for module in modules if module in traces.given]
     sums = [mid - begin for mid in mids if mid.shape == begin.shape and not torch.equal(mid, begin)]
     ends_in_norm = any(same(end, traces.made.get(module), tolerance) for module in modules if not [*module.children()])
@@ -352,7 +365,7 @@ def _branches_of(
             factors = factors_beside(end - begin, parts, others, tolerance)
         if factors:
             return {
-                place.key: Branch(option.source, factor, option.norm, option.projection, option.without_heads)
+                place.key: replace(option, factor=factor)
                 for place, option, factor in zip(places, chosen, factors, strict=True)
             }
     if ends_in_norm:
@@ -385,16 +398,17 @@ def _unsummed_layer(stream: ResidualStream, traces: ModuleTraces, tolerance: flo
 
 
 def _options(
-    place: AttentionPlace, modules: Sequence[nn.Module], traces: ModuleTraces, zeroed: ModuleTraces, tolerance: float
-) -> Iterator[Branch]:
+    place: AttentionPlace, modules: Sequence[nn.Module], traces: ModuleTraces, zeroed: ModuleTraces, tolerance: float,
+    share: DeviceHeads | None,
+) -> Iterator[Branch]:  # fmt: skip
     """The branches that an attention may have: its projection or what it returns, or a norm of either."""
-    projection, why = _projection(place, modules, traces, zeroed)
+    projection, why, share = _projection(place, modules, traces, zeroed, share)
     sources = [source for source in (projection, place.module) if source is not None and source in traces.made]
     for source in sources:
         of_heads = source is projection or (
             projection is not None and same(traces.made[projection], traces.made[source], tolerance)
         )
-        heads = (projection, "") if of_heads else (None, why or "its heads are not added alone")
+        heads = (projection, "", share) if of_heads else (None, why or "its heads are not added alone", None)
         yield Branch(source, 1.0, None, *heads)
         for module in modules:
             given = traces.given.get(module)
@@ -406,20 +420,27 @@ def _options(
 
 
 def _projection(
-    place: AttentionPlace, modules: Sequence[nn.Module], traces: ModuleTraces, zeroed: ModuleTraces
-) -> tuple[nn.Module | None, str]:
-    """The matrix whose input has a part for each head, which is zero where the head's context is; or the reason."""
+    place: AttentionPlace, modules: Sequence[nn.Module], traces: ModuleTraces, zeroed: ModuleTraces,
+    share: DeviceHeads | None,
+) -> tuple[nn.Module | None, str, DeviceHeads | None]:  # fmt: skip
+    """The matrix whose input has a part for each head, which is zero where the head's context is; or the reason.
+
+    With it the share of the heads that it is given, if it is not given all.
+    """
     heads = place.widths.heads
     if place.taps is not None and "context" not in place.taps:
-        return None, "the context of its heads is not seen"
+        return None, "the context of its heads is not seen", None
     for module in modules:
         if not isinstance(module, nn.Linear | Conv1D) or module not in traces.given or module not in zeroed.given:
             continue
         before, after = traces.given[module], zeroed.given[module]
-        if before.shape[-1] != heads * place.widths.value_dim or module.weight.is_meta:
+        width, own = heads * place.widths.value_dim, None
+        if share is not None and before.shape[-1] * share.devices == width:
+            own, before, after = share, share.whole(before, -1), share.whole(after, -1)
+        if before.shape[-1] != width or module.weight.is_meta:
             continue
         shares = [x.reshape(-1, heads, place.widths.value_dim).abs().sum((0, 2)) for x in (before, after)]
         gone = {0, heads - 1}
         if bool((shares[0] > 0).all()) and all((shares[1][head] == 0) == (head in gone) for head in range(heads)):
-            return module, ""
-    return None, "no matrix takes its heads one behind the other"
+            return module, "", own
+    return None, "no matrix takes its heads one behind the other", None

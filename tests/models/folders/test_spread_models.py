@@ -1,0 +1,34 @@
+"""The models that are refused on several devices, by their files alone."""
+
+import pytest
+
+from attention_service.models.folders.spread_models import SPREAD_TYPES, spread_refusal
+from attention_service.modules.checkpoints.forms.form import Facts
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_heads_that_divide_are_spread(devices):
+    assert spread_refusal(Facts(LLAMA), devices) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "devices", "said"),
+    [
+        (Facts(LLAMA), 8, "its 4 heads of keys and values do not divide by 8 devices"),
+        (Facts(LLAMA), 3, "its 8 heads do not divide by 3 devices"),
+        (Facts(LLAMA, packed="GPTQ int4"), 2, "GPTQ int4"),
+        (Facts(LLAMA, library="timm"), 2, "timm"),
+        (Facts({"model_type": "gpt2", "n_head": 4}), 2, "gpt2"),
+        (Facts({}), 2, "None"),
+        (Facts({"model_type": "gemma3n_text", "num_attention_heads": 8}), 2, "gemma3n_text"),
+        (Facts({"model_type": "llama", "text_config": {"num_attention_heads": 3}}), 2, "its 3 heads"),
+    ],
+)
+def test_others_are_refused_by_what_they_are(facts, devices, said):
+    assert said in spread_refusal(facts, devices)
+
+
+def test_every_type_that_is_spread_is_one_of_transformers():
+    assert {*pytest.importorskip("transformers").CONFIG_MAPPING} >= SPREAD_TYPES

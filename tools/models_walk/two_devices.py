@@ -54,6 +54,7 @@ QUESTIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "taps": ("forward", _ABOUT | {"return": _TAPS}),
     "edited": ("forward", _ABOUT | {"return": ["logits", "hidden"], "edits": {"1": _EDITS}}),
     "states": ("forward", {"tokens": _TEXT, "return": ["logits"], "edits": _STATES}),
+    "router": ("forward", _ABOUT | {"return": ["router"], "edits": {"1": [{"tap": "router", "scale": 0.5}]}}),
     "weights": ("weights", _ABOUT | {"statistics": _STATISTICS, "select": {"heads": [1, 0]}, "top_k": 3}),
     "gradients": ("gradients", _ABOUT | {"wrt": ["embeddings", *_TAPS[:7], "hidden"], "of": _OF}),
     "effects": (

@@ -180,12 +180,13 @@ def test_the_client_loads_a_model_over_devices(http):
 
 
 def test_vectors_probes_and_recordings_of_a_model_over_two_devices_are_those_on_one(http):
-    texts, names = [f"The {word} sat." for word in ("cat", "dog", "frog", "horse", "bird", "fish")], ("two", "tiny")
+    words = "cat", "dog", "frog", "horse", "bird", "fish", "king", "queen", "boy", "girl"
+    texts, names = [f"The {word} sat." for word in words], ("two", "tiny")
     with Client(str(http.base_url), timeout=120) as client:
         vectors = [client.vectors.fit(name, positive=texts[::2], negative=texts[1::2]) for name in names]
         near(*([layer.norm for layer in vector.layers] for vector in vectors))
-        of, labels = {"point": "hidden", "layer": "all"}, [0, 1] * 3
-        probes = [client.models.fit_probe(name, of, texts, labels, positions=[2] * 6) for name in names]
+        of, labels = {"point": "hidden", "layer": "all"}, [0, 1] * 5
+        probes = [client.models.fit_probe(name, of, texts, labels, positions=[2] * 10) for name in names]
         for number in ("2", "3"):
             near(*(client.models.probe(probe.id).weights[number].tolist() for probe in probes))
         kept = [client.models.forward(name, text=TEXT, return_=["logits"], keep=True) for name in names]

@@ -204,6 +204,8 @@ class WorkerProcess:
         finally:
             self.kill()
         await self._process.wait()
+        if self._spread:  # the others hold its standard error until they have ended too
+            await asyncio.wait(self._tasks[:1], timeout=_GRACE_S)
         for task in self._tasks:
             task.cancel()
 

@@ -53,6 +53,12 @@ STEPS = (
         10,
     ),
     Step(
+        "devices",
+        "a model over two GPUs, where there are two, beside the same on one",
+        "python -m pytest -q -p no:cacheprovider tests/models/server/test_spread_models.py",
+        4,
+    ),
+    Step(
         "vllm-triton",
         "the plugin of vLLM with Triton's kernels: the same requests to it and to this server",
         "python -m tools.interop.beside_vllm --program attention-vllm --options --attention-backend TRITON_ATTN",

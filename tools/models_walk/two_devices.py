@@ -189,7 +189,7 @@ def walk(walked: Sequence[str]) -> Iterator[dict[str, Any]]:
     while left:
         with tempfile.TemporaryDirectory() as place:
             command = [sys.executable, "-m", "tools.models_walk.two_devices", "--place", place]
-            alike = os.environ | {"PYTHONHASHSEED": "0"}  # both take the same steps
+            alike = os.environ | {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""}  # both take the same steps
             pair = [
                 subprocess.Popen([*command, "--rank", str(rank), *left], stdout=subprocess.PIPE, text=True, env=alike)
                 for rank in range(2)

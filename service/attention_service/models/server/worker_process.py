@@ -122,7 +122,7 @@ class WorkerProcess:
             process = await create_subprocess_exec(
                 *COMMAND,
                 *((_SPREAD,) if spread else ()),
-                env=_environment() | ({"PYTHONHASHSEED": "0"} if spread else {}),  # all take the same steps
+                env=_environment() | (_of_group(gpus=not watched) if spread else {}),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=writing,
                 stderr=asyncio.subprocess.PIPE,
@@ -309,6 +309,11 @@ class _Outgrown(NamedTuple):
         if self.requests > 1:
             return ModelEnded(f"{message} with {self.requests} requests. Send yours again, or ask for less at a time")
         return OverBudget(f"{message}. Ask for less at a time", needed_bytes=self.taken, limit_bytes=allowed)
+
+
+def _of_group(*, gpus: bool) -> dict[str, str]:
+    """Variables of processes that take the same steps; ``gpus``: on GPUs, which transformers takes if it sees any."""
+    return {"PYTHONHASHSEED": "0"} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
 
 
 def _environment() -> dict[str, str]:

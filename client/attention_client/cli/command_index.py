@@ -54,7 +54,7 @@ PANELS: Final = {
         ),
         "parity": CommandEntry(
             "compare.parity_commands:parity",
-            "Compare the attention of generated tokens on two servers: by layer, and where it first departs.",
+            "Compare a model on two servers: attention by layer, likelihoods, and where they first depart.",
         ),
         "record": CommandEntry(
             "commands.recording_commands:record",

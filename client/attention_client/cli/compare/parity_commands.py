@@ -165,7 +165,7 @@ def parity(
     tolerance: Annotated[float, typer.Option(min=0, help="The largest difference that passes.")] = 1e-3,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a model on two servers: weights, context and output by layer, likelihoods, and where they first depart.
+    """Compare a model on two servers: attention by layer, likelihoods, and where they first depart.
 
     Exit status 1 if anything but the entropies differs by more than the tolerance.
     """

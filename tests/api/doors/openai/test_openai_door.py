@@ -187,7 +187,7 @@ def test_a_model_whose_process_dies_ends_its_stream_with_an_error(http):
         lines = answer.iter_lines()
         next(lines)
         for process in psutil.Process().children(recursive=True):
-            if "models.process" in " ".join(process.cmdline()) and not process.children():  # those copy themselves
+            if "forkserver" in " ".join(process.cmdline()) and not process.children():  # those copy themselves
                 process.kill()
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"

@@ -197,7 +197,7 @@ QUESTIONS: Final[dict[str, Question]] = {
     "complexity": Question(ModelComplexityRequest, {
         "images": Case([SQUARE] * 2, {"length": None, "images": [SQUARE]}, "vision"),
         "length": Case(20), "batch": Case(2), "new_tokens": Case(4), "weights": Case(True), "lens": Case(["hidden"]),
-        "fit": Case(True), "vector": Case({"method": "pca"}),
+        "fit": Case(True), "vector": Case({"layers": [0]}),
         "probe": Case({"of": {"point": "hidden", "layer": "all"}}), "likelihood": Case("masked", changes="masked"),
         "sweep": Case(SWEEP), "from": Case({"parts": ["heads"], "text": "the dog"}),
         "to": Case({"parts": ["q"]}, {"from": {"parts": ["heads"], "text": "the dog"}}),

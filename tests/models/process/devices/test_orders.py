@@ -4,7 +4,6 @@ import json
 import struct
 import threading
 from io import BytesIO
-from unittest.mock import Mock
 
 import pytest
 
@@ -223,7 +222,7 @@ def group(monkeypatch):
 
     monkeypatch.setattr(device_group, "end_group", end)
     monkeypatch.setattr(device_group, "_APART_S", 0.3)
-    monkeypatch.setattr(device_group.threading, "Timer", Mock())  # it would end the process of the tests
+    monkeypatch.setattr(device_group, "_LOOK_S", 0)
     made = DeviceGroup.__new__(DeviceGroup)
     made._changed, made._faults, made._order, made._within = threading.Condition(), {}, 0, None
     sink = BytesIO()
@@ -292,6 +291,13 @@ def test_a_fault_that_is_told_late_ends_the_group_at_once(group):
     order(made)
     with pytest.raises(Ended, match="device 1 alone"):
         tell(1)
+
+
+def test_a_step_that_goes_on_long_after_it_failed_there_ends_the_group(group):
+    made, *_ = group
+    made._within, made._faults, made._told = 3, {2: {1: "told"}, 3: {1: "MemoryError"}}, 0.0
+    with pytest.raises(Ended, match=r"device 1 alone \(MemoryError"):
+        made._watch()
 
 
 def test_the_end_of_a_process_ends_the_group(group):

@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from io import FileIO
@@ -29,6 +30,8 @@ _TIMEOUT: Final = timedelta(hours=2)
 """The longest time that a process waits in a pass for another; a group that stands still is ended long before."""
 _APART_S: Final = 20.0
 """Seconds within which an order that failed in one process fails in the others too."""
+_LOOK_S: Final = 1.0
+"""Seconds between two looks whether one did."""
 STATUS: Final = 70
 """The exit status of a group that ended itself."""
 
@@ -43,6 +46,8 @@ class DeviceGroup:
         self._changed = threading.Condition()
         self._faults: dict[int, dict[int, str]] = {}
         """The faults of orders in other processes, by order and rank."""
+        self._told = 0.0
+        """Time of the last of them, in ``time.monotonic``."""
         self._order = 0
         self._within: int | None = None
         """The order that this process is carrying out."""
@@ -72,6 +77,7 @@ class DeviceGroup:
                 end_group(f"the process of device {rank} did not load its part of the model")
             told.append(message.facts)
             threading.Thread(target=self._listen, args=(rank, source), daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
         return told
 
     def order(self, kind: str, facts: dict[str, Any], body: Sequence[Piece], step: Callable[[WorkerMessage], T]) -> T:
@@ -105,13 +111,19 @@ class DeviceGroup:
             order = message.facts["order"]
             with self._changed:
                 self._faults.setdefault(order, {})[rank] = message.facts["reason"]
+                self._told = time.monotonic()
                 self._changed.notify_all()
                 if self._within != order:
                     self._end_if_apart(order)
-            watch = threading.Timer(_APART_S, self._end_if_apart, [order])
-            watch.daemon = True
-            watch.start()
         end_group(f"the process of device {rank} ended")
+
+    def _watch(self) -> None:
+        """End the group if an order goes on here long after it has failed in another process."""
+        while True:
+            time.sleep(_LOOK_S)
+            with self._changed:
+                if self._within in self._faults and time.monotonic() - self._told > _APART_S:
+                    self._end_if_apart(self._within)
 
     def _end_if_apart(self, order: int) -> None:
         """End the group if an order has failed in other processes, and has not here."""

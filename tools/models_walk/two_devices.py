@@ -1,10 +1,10 @@
 """Compare models that are spread over two processes with the same models in one, question by question.
 
-python -m tools.models_walk.two_devices [KIND …]
+python -m tools.models_walk.two_devices [--dtype float64] [KIND …]
 
 The two processes take the same steps, as those of a server do, and the first has the model in one process beside it.
-Both compute in float64, so that nothing but the order of sums may differ. A line of JSON a type says the largest
-difference of each question, or what refused it.
+By default both compute in float64, so that nothing but the order of sums may differ. A line of JSON a type says the
+largest difference of each question, or what refused it.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def difference(found: Any, expected: Any, place: str = "") -> float:
     return 0.0
 
 
-def compare(kind: str, share: DeviceHeads, place: Path) -> dict[str, Any]:
+def compare(kind: str, share: DeviceHeads, place: Path, dtype: str) -> dict[str, Any]:
     """Ask a model of two processes and one of one process the same."""
     folder = place / kind
     if share.rank == 0:
@@ -125,7 +125,7 @@ def compare(kind: str, share: DeviceHeads, place: Path) -> dict[str, Any]:
     distributed.barrier()
     load = {
         "folder": str(folder),
-        "dtype": "float64",
+        "dtype": dtype,
         "device": "cpu",
         "free_bytes": None,
         "threads": 1,
@@ -166,7 +166,7 @@ def compare(kind: str, share: DeviceHeads, place: Path) -> dict[str, Any]:
     return found
 
 
-def take_part(rank: int, place: Path, walked: Sequence[str]) -> None:
+def take_part(rank: int, place: Path, walked: Sequence[str], dtype: str) -> None:
     """Compare these types as one of two processes; the first writes a line of JSON for each."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=2)
@@ -175,7 +175,7 @@ def take_part(rank: int, place: Path, walked: Sequence[str]) -> None:
         warnings.simplefilter("ignore")
         for kind in walked:
             try:
-                found = compare(kind, DeviceHeads(rank, 2), place)
+                found = compare(kind, DeviceHeads(rank, 2), place, dtype)
             except Exception as fault:
                 found = {"kind": kind, "fault": short_error(fault)}
             if not rank:
@@ -183,12 +183,12 @@ def take_part(rank: int, place: Path, walked: Sequence[str]) -> None:
         distributed.barrier()
 
 
-def walk(walked: Sequence[str]) -> Iterator[dict[str, Any]]:
+def walk(walked: Sequence[str], dtype: str = "float64") -> Iterator[dict[str, Any]]:
     """Compare these types in two processes, which are ended and started again where they wait for each other."""
     left = [*walked]
     while left:
         with tempfile.TemporaryDirectory() as place:
-            command = [sys.executable, "-m", "tools.models_walk.two_devices", "--place", place]
+            command = [sys.executable, "-m", "tools.models_walk.two_devices", "--place", place, "--dtype", dtype]
             alike = os.environ | {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""}  # both take the same steps
             pair = [
                 subprocess.Popen([*command, "--rank", str(rank), *left], stdout=subprocess.PIPE, text=True, env=alike)
@@ -221,13 +221,14 @@ def main() -> None:
     """Compare the types that are named, or all that have a plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND")
+    parser.add_argument("--dtype", default="float64", help="in which nothing but the order of sums may differ")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
-        take_part(options.rank, options.place, options.kinds)
+        take_part(options.rank, options.place, options.kinds, options.dtype)
         return
-    for found in walk(options.kinds or [kind for kind in kinds() if has_plan(kind)]):
+    for found in walk(options.kinds or [kind for kind in kinds() if has_plan(kind)], options.dtype):
         print(json.dumps(found), flush=True)
 
 

@@ -71,16 +71,19 @@ export function useFits<T extends Fit>(model: string, kind: FitKind, ended: (id:
     ready: all.filter(({ state }) => state === "ready"),
     fit: (body, then) => run(async () => {
       const request: ApiRequest = { method: "POST", path, body };
+      const isStopped = (of: T | null) => of !== null && stopped.current === of.id;
       let made: T | null = null;
+      stopped.current = "";
       try {
+        // One that was stopped between two reports is not asked for again, which would begin it anew.
         do made = await call<T>("POST", path, { ...body, wait_s: made ? REPORTS_S : 0 });
-        while (made.state === "fitting");
+        while (made.state === "fitting" && !isStopped(made));
       } catch (fault) {
-        if (made === null || stopped.current !== made.id) throw fault;
-        return { text: "Stopped the fit.", request: { method: "DELETE", path: PATHS[kind](made.id) } };
+        if (!isStopped(made)) throw fault;
       } finally {
         ask((times) => times + 1);
       }
+      if (made === null || isStopped(made)) return { text: "Stopped the fit.", request: { method: "DELETE", path: PATHS[kind](stopped.current) } };
       return { text: then(made), request };
     }),
     // A fit that is stopped is awaited by `fit`, which tells of it.

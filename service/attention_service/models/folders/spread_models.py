@@ -25,8 +25,6 @@ SPREAD_TYPES: Final = frozenset((
 ))  # fmt: skip
 """The types that answer on two devices as on one, in float64 ≤ 1e-12, as ``python -m tools.models_walk.two_devices``
 finds: a plan of transformers is no promise, since that of Gemma 3n computes something else on two devices."""
-MOST: Final = 64
-"""Devices of one model."""
 
 
 def spread_refusal(facts: Facts, devices: int) -> str | None:
@@ -37,7 +35,7 @@ def spread_refusal(facts: Facts, devices: int) -> str | None:
         return f"it is a checkpoint of {facts.library}, which is read on one device alone"
     kind = facts.config.get("model_type")
     if kind not in SPREAD_TYPES:
-        return f"models of the type {kind} are computed on one device alone; docs/scale.md lists those that are not"
+        return f"models of the type {kind} are not spread; docs/models-table.md lists those that are"
     for name, heads in _heads(facts.config).items():
         if heads % devices:
             return f"its {heads} {name} do not divide by {devices} devices"

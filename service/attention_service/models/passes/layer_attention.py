@@ -177,7 +177,7 @@ class LayerAttention:
         raw = call.raw(whole=attention_pass is not None)  # its labels name the last keys too, which no query may see
         share = None
         if self.share is not None and attention_pass is not None and attention_pass.concerns(layer):
-            share = self.share if self.share.divides(module, raw.query.shape[1]) else None
+            share = self.share_of(module, raw.query.shape[1])
             raw = raw if share is None else share.whole_attention(raw)
         if attention_pass is not None:
             attention_pass.saw(layer, raw, options.get("sliding_window"))
@@ -191,6 +191,10 @@ class LayerAttention:
         if self.beside.running:
             self.beside.attended(module, layer, output)
         return output
+
+    def share_of(self, module: nn.Module, heads: int) -> DeviceHeads | None:
+        """The part of all heads that a call with so many has; None if it has all."""
+        return None if self.share is None or not self.share.divides(module, heads) else self.share
 
     def restart(self) -> None:
         """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
@@ -225,8 +229,7 @@ class LayerAttention:
             return x
         task, share = self._pass.task(layer), None
         if self.share is not None and "heads" in AXES[tap]:
-            module = self.turns.module_of(layer)
-            share = self.share if self.share.divides(module, x.shape[1]) else None
+            share = self.share_of(self.turns.module_of(layer), x.shape[1])
             x = x if share is None else share.whole(x)
         x = apply(bound_edits(task, x, {tap}), tap, x)
         if tap in task.traced:

@@ -183,7 +183,7 @@ def test_what_nobody_names_any_more_is_forgotten_by_the_next_order():
     prepared(model)
     assert group.orders[-1][1]["forgets"] == [1]
     with pytest.raises(KeyError):
-        group.other.made(1)
+        group.other.perform(WorkerMessage("run", {"number": 1, "forgets": []}, memoryview(b"")))
 
 
 def test_a_fault_of_the_request_is_raised_in_both():

@@ -166,9 +166,9 @@ class DecodeAttention:
             layer = self._core.turns.layer_of(module) if self._tells else None
             parts = self._joined.parts(key, value)
             outputs = [self._part(module, layer, query[part.rows], part, options) for part in parts]
-            return torch.cat(outputs).transpose(1, 2).contiguous() if len(outputs) > 1 else outputs[0].transpose(
-                1, 2
-            ), None
+            if len(outputs) > 1:
+                return torch.cat(outputs).transpose(1, 2).contiguous(), None
+            return outputs[0].transpose(1, 2), None
         if query.shape[2] > 1:  # a pass over one token is short
             checkpoint()
         edits = list[BoundEdit]()
@@ -187,7 +187,7 @@ class DecodeAttention:
             if looks or hears:
                 last = last_query(module, query, key, value, attention_mask, options)
                 own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1) if edits else edits
-                if self._core.share is not None and (share := self._share_of(module, query)) is not None:
+                if self._core.share is not None and (share := self._core.share_of(module, query.shape[1])) is not None:
                     _tell_whole(layer, row, share.whole(weights_of(last, Selection(), own)), told)
                     hears, looks = False, []
                 if hears and row.heard is not None:
@@ -210,14 +210,8 @@ class DecodeAttention:
         if layer is None or self._pass_weights is None or self._ends is None or not _looked_at(layer, self._rows):
             return
         asked = last_queries(module, query, key, value, mask, options, self._ends)
-        share, weights = self._share_of(module, query), weights_of(asked, Selection())
+        share, weights = self._core.share_of(module, query.shape[1]), weights_of(asked, Selection())
         _tell(layer, self._rows, weights if share is None else share.whole(weights), self._pass_weights)
-
-    def _share_of(self, module: nn.Module, query: Tensor) -> DeviceHeads | None:
-        """The part of all heads that a call has; None if it has all."""
-        if self._core.share is None or not self._core.share.divides(module, query.shape[1]):
-            return None
-        return self._core.share
 
     def _inside(
         self, module: nn.Module, row: TextRow, layer: LayerKey, query: Tensor, key: Tensor
@@ -225,7 +219,7 @@ class DecodeAttention:
         """The edits of a text as they apply to one call; a sliding cache has only the last keys."""
         queries, keys = range(row.seen, row.seen + query.shape[2]), key.shape[2]
         first = 0 if is_cross(layer) else max(queries.stop - keys, 0)
-        share = None if self._core.share is None else self._share_of(module, query)
+        share = None if self._core.share is None else self._core.share_of(module, query.shape[1])
         return self._edits(row, layer, queries, (query, key), range(first, first + keys), share)
 
     @staticmethod
@@ -264,7 +258,7 @@ class DecodeAttention:
             weights, context = _weighed(query, part, options.get("scaling"), bias)
         if layer is None:
             return context
-        share = None if self._core.share is None else self._share_of(module, query)
+        share = None if self._core.share is None else self._core.share_of(module, query.shape[1])
         for at in edited:
             seen = part.seen[at]
             row = rows[at]

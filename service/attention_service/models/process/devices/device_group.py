@@ -23,7 +23,7 @@ from attention_service.models.worker_messages import Piece, WorkerMessage, piece
 
 T = TypeVar("T")
 COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process", "--follow")
-_HOST: Final = "127.0.0.1"
+HOST: Final = "127.0.0.1"
 _NETWORK: Final = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 """The network by which the processes of one machine meet, whatever its name resolves to."""
 _TIMEOUT: Final = timedelta(hours=2)
@@ -41,8 +41,7 @@ class DeviceGroup:
 
     def __init__(self, devices: Sequence[str], facts: dict[str, Any]) -> None:
         """Start a process for each further device, which loads its part of the model by these facts of ``load``."""
-        use_network()
-        store = TCPStore(_HOST, 0, len(devices), is_master=True, wait_for_workers=False)
+        store = TCPStore(HOST, 0, len(devices), is_master=True, wait_for_workers=False)
         self._changed = threading.Condition()
         self._faults: dict[int, dict[int, str]] = {}
         """The faults of orders in other processes, by order and rank."""
@@ -62,23 +61,19 @@ class DeviceGroup:
             self._sources.append(FileIO(os.dup(started.stdout.fileno()), "r"))
             own = {"device": device, "rank": rank, "port": store.port, "seed": seed}
             self._send(pieces_of("load", facts | own), self._sinks[-1:])
-        join_group(devices[0], 0, len(devices), store)
-        torch.manual_seed(seed)
+        join_group(devices[0], 0, len(devices), store, seed)
 
-    def await_loaded(self) -> list[dict[str, Any]]:
-        """Wait until the others have loaded their parts, and return what each tells; call it once this one has.
+    def await_loaded(self) -> None:
+        """Wait until the others have loaded their parts; call it once this one has.
 
         From then on the end of one of them ends this process.
         """
-        told = []
         for rank, source in enumerate(self._sources, 1):
             message = read_message(source)
             if message is None or message.kind != "loaded":
                 end_group(f"the process of device {rank} did not load its part of the model")
-            told.append(message.facts)
             threading.Thread(target=self._listen, args=(rank, source), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
-        return told
 
     def order(self, kind: str, facts: dict[str, Any], body: Sequence[Piece], step: Callable[[WorkerMessage], T]) -> T:
         """Have all processes take a step, and take it here. Returns and raises what the step does here."""
@@ -139,14 +134,11 @@ class DeviceGroup:
             end_group("the process of a device ended")
 
 
-def use_network() -> None:
-    """Let the processes of a group meet on this machine, unless the environment says where."""
+def join_group(device: str, rank: int, devices: int, store: Store, seed: int) -> None:
+    """Make this process the one of a device, and wait for those of the others. ``seed``: of all that they draw."""
     for name, value in _NETWORK.items():
         os.environ.setdefault(name, value)
-
-
-def join_group(device: str, rank: int, devices: int, store: Store) -> None:
-    """Make this process the one of a device, and wait for those of the others."""
+    torch.manual_seed(seed)
     place = torch.device(device)
     os.environ["LOCAL_RANK"] = str(place.index or 0)  # by which transformers takes a GPU
     if place.type == "cuda":

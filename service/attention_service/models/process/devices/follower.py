@@ -3,15 +3,14 @@
 import os
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import TCPStore
 
 from attention_service.models.passes.device_heads import DeviceHeads
-from attention_service.models.process.devices.device_group import join_group, use_network
+from attention_service.models.process.devices.device_group import HOST, join_group
 from attention_service.models.process.devices.orders import Orders
 from attention_service.models.process.process_pipes import ProcessPipes
 from attention_service.models.process.served_model import ServedModel
-from attention_service.runtime.device.freed_memory import keep_freed_memory, private_bytes
+from attention_service.runtime.device.freed_memory import keep_freed_memory
 
 
 def follow() -> None:
@@ -20,7 +19,7 @@ def follow() -> None:
     pipes = ProcessPipes.take_over()
     facts = pipes.next().facts
     orders = Orders(_loaded(facts))
-    pipes.send("loaded", {"own_bytes": private_bytes()})
+    pipes.send("loaded")
     while True:
         order = pipes.next()
         try:
@@ -30,11 +29,9 @@ def follow() -> None:
 
 
 def _loaded(facts: dict[str, Any]) -> ServedModel:
-    use_network()
     rank, devices = facts["rank"], len(facts["devices"])
-    store = TCPStore("127.0.0.1", facts["port"], devices, is_master=False)
-    join_group(facts["device"], rank, devices, store)
-    torch.manual_seed(facts["seed"])
+    store = TCPStore(HOST, facts["port"], devices, is_master=False)
+    join_group(facts["device"], rank, devices, store, facts["seed"])
     try:
         return ServedModel.load(facts, lambda _: None, DeviceHeads(rank, devices))
     except Exception as fault:  # the first process has the same, and tells the server

@@ -5,12 +5,12 @@ which later orders name it. Nothing that an order does may depend on a clock, on
 waits: that is decided by the first process, and said in the order.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from attention_service.core.cancellation import Cancellation, cancellable, deadline
 from attention_service.models.inputs.long_texts import reading_here
-from attention_service.models.process.served import Emit, PricedRun, Served
+from attention_service.models.process.served import Answer, Emit, Served
 from attention_service.models.worker_messages import WorkerMessage
 
 
@@ -38,10 +38,6 @@ class Orders:
             if order.kind == "prepare":
                 return self._prepare(order, emit)
             return _STEPS[order.kind](self, **{name: value for name, value in order.facts.items() if name in _FIELDS})
-
-    def made(self, number: int) -> Any:
-        """Return the thing that the order of this number has made. Raises KeyError once it is forgotten."""
-        return self._made[number]
 
     def _prepare(self, order: WorkerMessage, emit: Emit) -> Any:
         asked = order.facts["asked"]
@@ -85,10 +81,10 @@ class Orders:
         return running
 
     def _kept(self, number: int, result: Any) -> Any:
-        if isinstance(result, PricedRun | Generator) or hasattr(result, "told_late"):
-            self._made[number] = result
-        else:
+        if isinstance(result, Answer):
             self._made.pop(number, None)
+        else:
+            self._made[number] = result
         return result
 
 

@@ -157,12 +157,10 @@ def test_the_names_of_vllm_that_are_imported_are_listed():
     assert {module: {*names} for module, names in vllm_names.IMPORTED.items()} == found
 
 
-def test_the_plugin_needs_the_contract_and_the_core_and_two_files_that_read_conversations():
+def test_the_plugin_needs_the_contract_the_core_and_the_prompts_of_the_service():
     own = {module for _, module, _ in imported() if module.startswith("attention_") and "vllm" not in module}
-    assert {module for module in own if not module.startswith(("attention_contract.", "attention_service.core."))} == {
-        "attention_service.models.inputs.conversations",
-        "attention_service.models.inputs.named_spans",
-    }
+    rooms = ("attention_contract.", "attention_service.core.", "attention_service.prompts.")
+    assert {module for module in own if not module.startswith(rooms)} == set()
     others = {module.partition(".")[0] for _, module, _ in imported()}
     assert not others & {"transformers", "fastapi", "starlette", "uvicorn", "attention_client"}
 

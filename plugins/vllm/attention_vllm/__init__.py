@@ -1,6 +1,6 @@
 """A plugin of vLLM that answers the field ``attention`` of completions and chats, as attention-service does.
 
-It imports the contract and the core of attention-service, and torch; only ``inside/`` imports vLLM. Read
+It imports the contract, the core and the prompts of attention-service, and torch; only ``inside/`` imports vLLM. Read
 ``pass_observer.py`` first.
 """
 

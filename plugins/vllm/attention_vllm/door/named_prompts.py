@@ -12,8 +12,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.openai import AttentionOfTokens
 from attention_contract.schemas.prompts import ChatTemplateFields, Message
 from attention_contract.validation import validate
-from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, write_conversation
-from attention_service.models.inputs.named_spans import span_tokens
+from attention_service.prompts.conversations import ChatForm, Conversation, as_template_reads, write_conversation
+from attention_service.prompts.named_spans import span_tokens
 from attention_vllm.asks import SpanTokens, prompt_digest
 
 

@@ -17,13 +17,13 @@ from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.read_states import entered_by_stack
-from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import unseen_layers
 from attention_service.models.passes.attention_places import VISION, stack_of
 from attention_service.models.passes.points import Point
+from attention_service.prompts.conversations import ChatForm
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import LayerKey
 

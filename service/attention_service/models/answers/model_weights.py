@@ -26,9 +26,7 @@ from attention_service.core.problem import Problem
 from attention_service.models.answers.given_answers import check_answers
 from attention_service.models.answers.model_recordings import Recorded, recording_of
 from attention_service.models.answers.read_states import states_to_read
-from attention_service.models.inputs.conversations import ANSWER, ChatForm, Conversation
 from attention_service.models.inputs.input_stacks import Stack
-from attention_service.models.inputs.named_spans import span_tokens
 from attention_service.models.loaded.checked_request import CheckedRequest, layer_tasks, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
@@ -36,6 +34,8 @@ from attention_service.models.loaded.model_runner import RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.module_taps import CHOSEN_SHARE
+from attention_service.prompts.conversations import ANSWER, ChatForm, Conversation
+from attention_service.prompts.named_spans import span_tokens
 from attention_service.runtime.binding.bound_pairs import TextTokens
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import (

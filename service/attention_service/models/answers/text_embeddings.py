@@ -23,11 +23,11 @@ from attention_service.core.tensors import wide
 from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
-from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
 from attention_service.models.loaded.model_runner import RunResult, RunSpec
+from attention_service.prompts.conversations import ChatForm
 
 _UNLIMITED: Final = 2**31
 """A length that transformers writes for none."""

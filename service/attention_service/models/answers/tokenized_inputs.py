@@ -6,10 +6,10 @@ from attention_contract.base import valid
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai_api.tokenization import Tokenization, TokenizeRequest
 from attention_contract.schemas.prompts import TextPart
-from attention_service.models.inputs.conversations import ChatForm, messages_of
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.prompts.conversations import ChatForm, messages_of
 
 _CHARACTER = 512
 """Bytes that a character may take: as a token of its own with its labels, and as text of the reply."""

@@ -10,13 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, ModelInput, TokenLabelsReply
-from attention_service.models.inputs.conversations import ChatForm, Conversation
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack, Tokens
 from attention_service.models.inputs.patch_grids import patch_labels
 from attention_service.models.inputs.sounds.sound_decoding import Sound
 from attention_service.models.inputs.token_texts import TokenDecoder
 from attention_service.models.passes.attention_places import TEXT, AttentionPlace
 from attention_service.models.passes.run_records import RunRecord
+from attention_service.prompts.conversations import ChatForm, Conversation
 
 HEARS_NONE: Final = "this model hears none; send text, tokens or messages"
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_service.models.inputs.conversations import ANSWER
 from attention_service.models.inputs.patch_grids import Patch
+from attention_service.prompts.conversations import ANSWER
 
 Span = tuple[int, int] | None
 Seconds = tuple[float, float] | None

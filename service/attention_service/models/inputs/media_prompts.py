@@ -7,11 +7,11 @@ import torch
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, MessagePart, ModelInput, TextPart
-from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
 from attention_service.models.inputs.input_stacks import Inputs, Span, Stack, Tokens, parted_answer
 from attention_service.models.inputs.model_inputs import TextInputs
 from attention_service.models.inputs.text_tokens import medium_of
 from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.prompts.conversations import ChatForm, Conversation, as_template_reads, token_parts
 
 _OF_WINDOWS: Final = (
     "the layers of this model that see images attend over windows of patches that merge from layer to layer; their "

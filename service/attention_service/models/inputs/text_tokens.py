@@ -15,7 +15,12 @@ from attention_contract.schemas.prompts import (
     ModelInput,
     TextPart,
 )
-from attention_service.models.inputs.conversations import (
+from attention_service.models.inputs.input_reader import HEARS_NONE, InputReader
+from attention_service.models.inputs.input_stacks import Span, Tokens, parted_answer
+from attention_service.models.inputs.long_texts import read_beside
+from attention_service.models.inputs.model_limits import max_length, positions_behind_padding, vocabulary_size
+from attention_service.models.inputs.tokenizer_faults import tokenizer_faults
+from attention_service.prompts.conversations import (
     ANSWER,
     ChatForm,
     Conversation,
@@ -24,11 +29,6 @@ from attention_service.models.inputs.conversations import (
     token_parts,
     write_conversation,
 )
-from attention_service.models.inputs.input_reader import HEARS_NONE, InputReader
-from attention_service.models.inputs.input_stacks import Span, Tokens, parted_answer
-from attention_service.models.inputs.long_texts import read_beside
-from attention_service.models.inputs.model_limits import max_length, positions_behind_padding, vocabulary_size
-from attention_service.models.inputs.tokenizer_faults import tokenizer_faults
 
 
 class TextReader(InputReader):

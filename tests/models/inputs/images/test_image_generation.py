@@ -16,8 +16,8 @@ from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.generation import RunningGeneration, decode, generate, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
-from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.process.reply_writing import lines_of
+from attention_service.prompts.conversations import ChatForm
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
 SAMPLED = {"temperature": 0.9, "seed": 4, "n": 3}

@@ -13,12 +13,12 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.prompts import Message
 from attention_service.models.answers.context.sentence_spans import sentence_spans
 from attention_service.models.answers.given_answers import answer_ids, check_answers
-from attention_service.models.inputs.conversations import ANSWER, ChatForm
 from attention_service.models.inputs.input_stacks import Inputs, Tokens
 from attention_service.models.loaded.checked_request import CheckedRequest, check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.attention_places import AttentionPlace, kinds_of
+from attention_service.prompts.conversations import ANSWER, ChatForm
 
 Characters = tuple[int, int]
 """First and last (exclusive) character."""

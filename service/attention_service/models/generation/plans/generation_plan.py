@@ -20,9 +20,7 @@ from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_S
 from attention_service.models.costs.generation_memory import generation_bytes, kept_bytes
 from attention_service.models.generation.decoding.sampling import CHAT_TOKENS, Sampling, TextRequest
 from attention_service.models.generation.decoding.token_attention import NamedTokens
-from attention_service.models.inputs.conversations import ChatForm, Conversation, messages_of
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Span, Stack
-from attention_service.models.inputs.named_spans import span_tokens
 from attention_service.models.inputs.sounds.sound_windows import SoundWindow
 from attention_service.models.inputs.sounds.time_tokens import TimeTokens
 from attention_service.models.loaded.edit_checks import check_edits, check_edits_of_embeddings
@@ -30,6 +28,8 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.watched_probes import Watched, WatchedHeads
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.points import EDITED_EMBEDDINGS, EMBEDDINGS
+from attention_service.prompts.conversations import ChatForm, Conversation, messages_of
+from attention_service.prompts.named_spans import span_tokens
 from attention_service.runtime.binding.bound_statistics import check_able, check_single_query, check_unspoiled
 from attention_service.runtime.binding.selection import check_indices
 from attention_transformers.model_layers import LayerKey

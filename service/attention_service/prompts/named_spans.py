@@ -4,12 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import NamedSpan
-from attention_service.models.inputs.conversations import Conversation
-from attention_service.models.inputs.input_stacks import Span
+from attention_service.prompts.conversations import Conversation
 
 
 def span_tokens(
-    span: NamedSpan, param: str, real: range, spans: Sequence[Span], text: str | Conversation | None
+    span: NamedSpan,
+    param: str,
+    real: range,
+    spans: Sequence[tuple[int, int] | None],
+    text: str | Conversation | None,
 ) -> list[int]:
     """The positions of the tokens of a part of a text.
 

@@ -41,7 +41,7 @@ class LayerParity:
     def departs(self, tolerance: float) -> str | None:
         """Return the first tap that differs by more; None if none does."""
         differences = {name: getattr(self, name) for name in MEASURES}
-        return next((name for name, own in differences.items() if own is not None and not own <= tolerance), None)
+        return next((tap for tap, size in differences.items() if size is not None and not size <= tolerance), None)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class TextParity:
 
     def departs(self, tolerance: float) -> Departure | None:
         """Return the first layer that differs by more, with its tap; None if none does."""
-        first = next(((one.layer, tap) for one in self.layers if (tap := one.departs(tolerance))), None)
+        first = next(((layer.layer, tap) for layer in self.layers if (tap := layer.departs(tolerance))), None)
         return None if first is None else Departure(*first)
 
     def passed(self, tolerance: float) -> bool:
@@ -87,9 +87,9 @@ def parity_of(prompt: str, first: Sequence[GeneratedToken], second: Sequence[Gen
         if [layer.layer for layer in one.layers] != [layer.layer for layer in other.layers]:
             raise ValueError("the models have different layers")
         for mine, theirs in zip(one.layers, other.layers, strict=True):
-            own = layers.setdefault(mine.layer, LayerParity(mine.layer))
-            own.weights = _larger(own.weights, mine.weights, theirs.weights)
-            own.entropy = _larger(own.entropy, mine.statistics.entropy, theirs.statistics.entropy)
+            layer_parity = layers.setdefault(mine.layer, LayerParity(mine.layer))
+            layer_parity.weights = _larger(layer_parity.weights, mine.weights, theirs.weights)
+            layer_parity.entropy = _larger(layer_parity.entropy, mine.statistics.entropy, theirs.statistics.entropy)
     return TextParity(prompt, len(pairs), alike, list(layers.values()))
 
 
@@ -107,15 +107,15 @@ def likelihood_parity(first: CompletionLogprobs, second: CompletionLogprobs, tok
 
 def add_taps(parity: TextParity, first: ModelForwardReply, second: ModelForwardReply) -> None:
     """Compare the taps of all tokens. Raises ValueError for replies of different layers or tokens."""
-    if [each.layer for each in first.layers] != [each.layer for each in second.layers]:
+    if [layer.layer for layer in first.layers] != [layer.layer for layer in second.layers]:
         raise ValueError("the models have different layers")
-    by_layer = {each.layer: each for each in parity.layers}
+    by_layer = {layer.layer: layer for layer in parity.layers}
     for mine, theirs in zip(first.layers, second.layers, strict=True):
-        own = by_layer.get(mine.layer)
-        for name in _TAPS if own is not None else ():
+        layer_parity = by_layer.get(mine.layer)
+        for name in _TAPS if layer_parity is not None else ():
             one = getattr(mine, name)
             largest = float(np.abs(np.asarray(one, np.float64)).max(initial=0)) or 1.0
-            setattr(own, name, _larger(0.0, one, getattr(theirs, name)) / largest)
+            setattr(layer_parity, name, _larger(0.0, one, getattr(theirs, name)) / largest)
 
 
 def _larger(before: float, first: object, second: object) -> float:
@@ -145,14 +145,14 @@ class _Server:
 def _compared(text: str, servers: tuple[_Server, _Server], tokens: int) -> TextParity:
     """Ask both servers. Raises ValueError for models that cannot be compared."""
     first, second = (server.answer(text, tokens) for server in servers)
-    found = parity_of(text, first.attention or (), second.attention or ())
+    text_parity = parity_of(text, first.attention or (), second.attention or ())
     if isinstance(first.logprobs, CompletionLogprobs) and isinstance(second.logprobs, CompletionLogprobs):
-        found.logprobs = likelihood_parity(first.logprobs, second.logprobs, found.alike + 1)
+        text_parity.logprobs = likelihood_parity(first.logprobs, second.logprobs, text_parity.alike + 1)
     own = servers[0]
     prompt = own.client.models.tokenize(own.model, text).tokens
-    whole = [*prompt, *(token.id for token in (first.attention or ())[: found.alike])]
-    add_taps(found, *(server.taps(whole) for server in servers))
-    return found
+    whole = [*prompt, *(token.id for token in (first.attention or ())[: text_parity.alike])]
+    add_taps(text_parity, *(server.taps(whole) for server in servers))
+    return text_parity
 
 
 def parity(
@@ -169,20 +169,22 @@ def parity(
 
     Exit status 1 if anything but the entropies differs by more than the tolerance.
     """
-    found = []
+    parities = []
     with client_of(ctx) as own, Client(against) as other:
         for text in texts:
             try:
-                found.append(_compared(text, (_Server(own, model), _Server(other, named or model)), max_tokens))
+                parities.append(_compared(text, (_Server(own, model), _Server(other, named or model)), max_tokens))
             except ValueError as fault:
                 raise typer.BadParameter(str(fault), param_hint="MODEL") from None
-    passed = all(each.passed(tolerance) for each in found)
+    passed = all(text_parity.passed(tolerance) for text_parity in parities)
     if as_json:
-        texts_data = [asdict(each) | {"departs": _data(each.departs(tolerance))} for each in found]
+        texts_data = [
+            asdict(text_parity) | {"departs": _data(text_parity.departs(tolerance))} for text_parity in parities
+        ]
         typer.echo(to_json({"texts": texts_data, "tolerance": tolerance, "passed": passed}))
     else:
-        for each in found:
-            _show(each, tolerance)
+        for text_parity in parities:
+            _show(text_parity, tolerance)
     if not passed:
         raise typer.Exit(1)
 
@@ -191,17 +193,17 @@ def _data(departure: Departure | None) -> dict[str, Any] | None:
     return None if departure is None else asdict(departure)
 
 
-def _show(found: TextParity, tolerance: float) -> None:
+def _show(text_parity: TextParity, tolerance: float) -> None:
     table(
-        {"layer": str(one.layer)}
-        | {name: _number(getattr(one, name)) for name in ("weights", "entropy", *_TAPS)}
-        | {"verdict": "passed" if one.departs(tolerance) is None else "FAILED"}
-        for one in found.layers
+        {"layer": str(layer.layer)}
+        | {name: _number(getattr(layer, name)) for name in ("weights", "entropy", *_TAPS)}
+        | {"verdict": "passed" if layer.departs(tolerance) is None else "FAILED"}
+        for layer in text_parity.layers
     )
-    first = found.departs(tolerance)
+    first = text_parity.departs(tolerance)
     departs = "" if first is None else f"; {first.tap} first departs in layer {first.layer}"
-    likely = "" if found.logprobs is None else f", log-probabilities within {_number(found.logprobs)}"
-    typer.echo(f"{found.alike} of {found.tokens} tokens alike{likely}{departs}: {found.prompt}")
+    likely = "" if text_parity.logprobs is None else f", log-probabilities within {_number(text_parity.logprobs)}"
+    typer.echo(f"{text_parity.alike} of {text_parity.tokens} tokens alike{likely}{departs}: {text_parity.prompt}")
 
 
 def _number(value: float | None) -> str:

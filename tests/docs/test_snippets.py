@@ -8,7 +8,7 @@ from tests.conftest import live_server
 RUNNABLE = [document for document in DOCUMENTS if any(block.language in {"python", "sh"} for block in blocks(document))]
 BUDGETED = [document for document in RUNNABLE if "memory_budget" in document.read_text("utf-8")]
 """Pages whose examples read or show the server's memory budget."""
-BRIEF = {"README", "checkpoints", "first-steps", "look", "monitoring", "open", "scale", "transformers"}
+BRIEF = {"README", "checkpoints", "first-steps", "look", "monitoring", "open", "transformers"}
 """Pages whose examples take a second or so. The others start many commands, or the processes of models."""
 
 

@@ -63,7 +63,7 @@ async def start_forked(
 
     A process with arguments, as that of a model over several devices, starts as the service starts it.
     """
-    if command[-1].startswith("--"):
+    if "--spread" in command:
         return await asyncio.create_subprocess_exec(*command, env=env, stdout=stdout, pass_fds=pass_fds, **more)
     await asyncio.to_thread(_begin, env)
     ours, theirs = socket.socketpair()  # for standard input and standard error

@@ -1,16 +1,19 @@
 """The process of one model, ``python -m attention_service.models.process``, or of one device of it.
 
-``--spread``: of a model over several devices, of which it has the first and starts the processes of the others, which
-have ``--follow``.
+``--spread N``: of a model over N devices, of which it has the first and starts the processes of the others, which have
+``--follow``.
 """
 
 import gc
 import sys
+from functools import partial
 
+from attention_service.models.process.devices.follower_processes import FOLLOW, start_followers
 from attention_service.models.process.unused_modules import leave_out
 
 gc.disable()  # what is imported stays; looking for garbage in it takes an eighth of the time
-SPREAD, FOLLOWS = "--spread" in sys.argv, "--follow" in sys.argv
+SPREAD, FOLLOWS = "--spread" in sys.argv, FOLLOW in sys.argv
+followers = start_followers(int(sys.argv[-1])) if SPREAD else []  # they import while this process does
 leave_out(spread=SPREAD or FOLLOWS)
 
 from attention_service.models.process.served_model import ServedModel, warm  # noqa: E402
@@ -27,6 +30,6 @@ if __name__ == "__main__":
     elif SPREAD:
         from attention_service.models.process.devices.spread_model import SpreadModel
 
-        serve(SpreadModel.load)
+        serve(partial(SpreadModel.load, followers))
     else:
         serve(ServedModel.load, warm)

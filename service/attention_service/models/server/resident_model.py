@@ -210,15 +210,15 @@ class ResidentModel:
         device_bytes = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
         need = need if device_bytes is None else most
         held = Reservation(budget, self._queue.waiting.first().caller)
-        spread = len(self.devices) > 1
-        worker = None if self._spare is None or spread else self._spare.take(need)
+        devices = len(self.devices)
+        worker = None if self._spare is None or devices > 1 else self._spare.take(need)
         try:
             await self._take(held, need)
             if environment.device.is_cuda:
                 await environment.give_back_cached(need)
             if worker is None:
                 watched = not environment.device.is_cuda
-                worker = await WorkerProcess.start(need, environment.stuck_s, watched=watched, spread=spread)
+                worker = await WorkerProcess.start(need, environment.stuck_s, watched=watched, devices=devices)
             self._worker, worker.limit, worker.memories.on_kept = worker, need, self._share.keep
             facts = {
                 "name": self.name,

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process")
 """``-P``: no Python file of the folder in which the server was started is imported."""
 _SPREAD: Final = "--spread"
-"""The argument of a process that has the first part of a model, and starts those of the others."""
+"""The argument, before the number of devices, of a process that has the first part of a model and starts the others."""
 _MARGIN: Final = 1.2
 """Memory that a process may take, as a multiple of its estimate, before it is ended."""
 _LOOK_S: Final = 0.1
@@ -67,7 +67,7 @@ class WorkerProcess:
         patience_s: float,
         *,
         watched: bool,
-        spread: bool = False,
+        spread: bool,
     ) -> None:
         self.memories = memories
         """The memories of its replies; none on a GPU."""
@@ -108,20 +108,20 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, limit: int, patience_s: float, *, watched: bool, spread: bool = False
+        cls, limit: int, patience_s: float, *, watched: bool, devices: int = 1
     ) -> "WorkerProcess":  # fmt: skip
         """Start a process that may take so many bytes of memory by the estimate.
 
         ``patience_s``: seconds without progress after which it is ended. ``watched``: end it if it takes more memory.
-        False for a model on a GPU, which tells what it holds there. ``spread``: it is to start one for each further
-        device of its model, which end with it, and count with it.
+        False for a model on a GPU, which tells what it holds there. ``devices``: those of its model; it starts a
+        process for each further one, which ends with it, and counts with it.
         """
-        memories = ReplyMemories.make() if watched else ReplyMemories([])
+        memories, spread = ReplyMemories.make() if watched else ReplyMemories([]), devices > 1
         reading, writing = os.pipe()
         try:
             process = await create_subprocess_exec(
                 *COMMAND,
-                *((_SPREAD,) if spread else ()),
+                *((_SPREAD, str(devices)) if spread else ()),
                 env=_environment() | (_of_group(gpus=not watched) if spread else {}),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=writing,

@@ -6,13 +6,13 @@ failed in it, and one that fails in some processes alone ends the group, as does
 
 import os
 import secrets
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from io import FileIO
+from subprocess import Popen
 from typing import IO, Any, Final, NoReturn, TypeVar
 
 import torch
@@ -22,7 +22,6 @@ from torch._C._distributed_c10d import Store, TCPStore
 from attention_service.models.worker_messages import Piece, WorkerMessage, pieces_of, read_message
 
 T = TypeVar("T")
-COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process", "--follow")
 HOST: Final = "127.0.0.1"
 _NETWORK: Final = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 """The network by which the processes of one machine meet, whatever its name resolves to."""
@@ -39,8 +38,8 @@ STATUS: Final = 70
 class DeviceGroup:
     """The followers of the first process."""
 
-    def __init__(self, devices: Sequence[str], facts: dict[str, Any]) -> None:
-        """Start a process for each further device, which loads its part of the model by these facts of ``load``."""
+    def __init__(self, followers: Sequence[Popen[bytes]], devices: Sequence[str], facts: dict[str, Any]) -> None:
+        """Have the process of each further device load its part of the model by these facts of ``load``."""
         store = TCPStore(HOST, 0, len(devices), is_master=True, wait_for_workers=False)
         self._changed = threading.Condition()
         self._faults: dict[int, dict[int, str]] = {}
@@ -53,12 +52,11 @@ class DeviceGroup:
         self._sinks: list[IO[bytes]] = []
         self._sources: list[FileIO] = []
         seed = secrets.randbits(63)
-        for rank, device in enumerate(devices[1:], 1):
-            started = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
-            if started.stdin is None or started.stdout is None:
+        for rank, (device, follower) in enumerate(zip(devices[1:], followers, strict=True), 1):
+            if follower.stdin is None or follower.stdout is None:
                 raise TypeError("a process was started without pipes")
-            self._sinks.append(started.stdin)
-            self._sources.append(FileIO(os.dup(started.stdout.fileno()), "r"))
+            self._sinks.append(follower.stdin)
+            self._sources.append(FileIO(os.dup(follower.stdout.fileno()), "r"))
             own = {"device": device, "rank": rank, "port": store.port, "seed": seed}
             self._send(pieces_of("load", facts | own), self._sinks[-1:])
         join_group(devices[0], 0, len(devices), store, seed)

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from subprocess import Popen
 from typing import Any, Self
 
 from attention_service.models.passes.device_heads import DeviceHeads
@@ -49,10 +50,10 @@ class SpreadModel:
         self._forgotten: list[int] = []
 
     @classmethod
-    def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
-        """Load a checkpoint in a process for each of ``devices``. Raises InvalidCheckpoint."""
+    def load(cls, followers: Sequence[Popen[bytes]], facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
+        """Load a checkpoint in this process and its followers, one for each device. Raises InvalidCheckpoint."""
         devices = facts["devices"]
-        group = DeviceGroup(devices, facts)
+        group = DeviceGroup(followers, devices, facts)
         model = ServedModel.load(facts | {"device": devices[0]}, progress, DeviceHeads(0, len(devices)))
         group.await_loaded()
         return cls(model, group, len(devices))

@@ -233,12 +233,13 @@ def main() -> None:
 
 
 def has_plan(kind: str) -> bool:
-    """True if transformers has a plan of tensor parallelism for a type, or for the part of it that reads text."""
+    """True if transformers has a plan for several devices for a type, or for the part of it that reads text."""
     try:
         config = small_config(kind)
     except Exception:  # one that transformers cannot make
         return False
-    return any(getattr(part, "base_model_tp_plan", None) for part in (config, config.get_text_config()))
+    plans = "base_model_tp_plan", "base_model_ep_plan"
+    return any(getattr(part, plan, None) for part in (config, config.get_text_config()) for plan in plans)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 import pytest
 
-from attention_service.models.folders.spread_models import SPREAD_TYPES, spread_refusal
+from attention_service.models.folders.spread_models import SPREAD_TYPES, bytes_on_all, spread_refusal
 from attention_service.modules.checkpoints.forms.form import Facts
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4}
+GPT_OSS = {
+    "model_type": "gpt_oss", "num_attention_heads": 3, "num_local_experts": 4, "num_hidden_layers": 2,
+    "hidden_size": 10, "intermediate_size": 20,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -24,10 +28,19 @@ def test_heads_that_divide_are_spread(devices):
         (Facts({}), 2, "None"),
         (Facts({"model_type": "gemma3n_text", "num_attention_heads": 8}), 2, "gemma3n_text"),
         (Facts({"model_type": "llama", "text_config": {"num_attention_heads": 3}}), 2, "its 3 heads"),
+        (Facts(GPT_OSS), 3, "its 4 experts do not divide by 3 devices"),
     ],
 )
 def test_others_are_refused_by_what_they_are(facts, devices, said):
     assert said in spread_refusal(facts, devices)
+
+
+def test_the_experts_are_divided_where_there_is_no_plan_for_heads():
+    assert spread_refusal(Facts(GPT_OSS), 2) is None
+    experts, others = 3 * 4 * 2 * 4 * 10 * 20, 1000  # of width 4
+    assert bytes_on_all(Facts(GPT_OSS), experts + others, 4, 3) == experts + 3 * others
+    assert bytes_on_all(Facts(GPT_OSS | {"hidden_size": "ten"}), 500, 4, 3) == 1500
+    assert bytes_on_all(Facts(LLAMA), 500, 4, 3) == 500
 
 
 def test_every_type_that_is_spread_is_one_of_transformers():

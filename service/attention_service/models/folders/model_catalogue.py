@@ -18,6 +18,7 @@ from attention_service.models.folders.checkpoint_facts import (
     refusal_of,
 )
 from attention_service.models.folders.head_kinds import LISTED_CLASSES, LISTED_TENSORS, HeadKind, class_names, head_kind
+from attention_service.models.folders.spread_models import bytes_on_all
 from attention_service.models.folders.tokenizer_files import Vocabulary, vocabulary_of
 from attention_service.models.folders.unread_files import unread_beside, unread_files
 from attention_service.modules.checkpoints.adapter_files import is_adapter
@@ -76,7 +77,10 @@ class ModelFolder:
 
     def resident_bytes(self, dtype: str | None, processes: int = 1) -> int:
         """Estimate the memory of its process once the model is loaded, or of several that have a part of it each."""
-        tensors = self.tensor_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.form.facts.stored]
+        width = _WIDTHS[dtype or "float32"]
+        tensors = self.tensor_bytes * width // _WIDTHS[self.form.facts.stored]
+        if processes > 1:
+            tensors = bytes_on_all(self.form.facts, tensors, width, processes)
         return processes * PROCESS_BYTES + tensors
 
     def loading_bytes(self, dtype: str | None, processes: int = 1) -> int:

@@ -88,7 +88,6 @@ def load_checkpoint(
     in the host's memory. All that is not to stay on disk is read into memory. ``devices``: those that the model is
     spread over, each with a process of one group; this one reads its shards alone. Raises InvalidCheckpoint.
     """
-    divided = _divided(device, free_bytes, devices)
     with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
             whole = opened(folder)
@@ -103,6 +102,7 @@ def load_checkpoint(
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             if torch.float64 in {wanted, getattr(config, "dtype", None) if wanted == "auto" else None}:
                 reading.enter_context(made_in_float64())
+            divided = _divided(config, device, free_bytes, devices)
             options = {"dtype": wanted, **SAFE, **divided, **source, **_generation(facts, kind, config)}
             model, loading = kind.from_pretrained(
                 config=config, use_safetensors=True, output_loading_info=True,
@@ -231,12 +231,20 @@ def places_of_parts(model: PreTrainedModel) -> list[str]:
     return [*dict.fromkeys(map(str, getattr(model, "hf_device_map", {}).values()))]
 
 
-def _divided(device: torch.device, free_bytes: int | None, devices: int) -> dict[str, Any]:
-    """The arguments by which transformers keeps parts of a model elsewhere, or on other devices."""
+def _divided(config: Any, device: torch.device, free_bytes: int | None, devices: int) -> dict[str, Any]:
+    """The arguments by which transformers keeps parts of a model elsewhere, or on other devices.
+
+    A model of whose layers transformers has no plan of tensor parallelism is divided by its experts. In transformers
+    5.23, the way ``all_reduce`` gives the experts of gpt-oss a number that their eager function does not take.
+    """
     if devices > 1:
         from transformers.distributed.configuration_utils import DistributedConfig  # noqa: PLC0415  # takes a second
 
-        return {"distributed_config": DistributedConfig(tp_size=devices)}
+        by_heads = any(getattr(part, "base_model_tp_plan", None) for part in (config, config.get_text_config()))
+        by_experts = 1 if by_heads else devices
+        return {
+            "distributed_config": DistributedConfig(devices, ep_size=by_experts, ep_implementation="all_to_all"),
+        }
     return {} if free_bytes is None else {"device_map": "auto", "max_memory": _memory(device, free_bytes)}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attention_service.models.loaded.streams.state_sums import same, tolerance_of
 from attention_service.models.passes.attention_places import NO_LAYER, AttentionPlace, turns_of
+from attention_service.models.passes.device_heads import is_divided
 from attention_service.models.passes.expert_weights import (
     ExpertArguments,
     ExpertCall,
@@ -131,6 +132,7 @@ class RouterTrials:
 
 def _experts_of(module: nn.Module) -> int | None:
     """The number of experts that a module holds: as it says, or as its parameters do that have one matrix for each."""
-    if isinstance(stated := getattr(module, "num_experts", None), int):
+    divided = any(map(is_divided, module.parameters()))  # then the module states those of its device
+    if isinstance(stated := getattr(module, "num_experts", None), int) and not divided:
         return stated
     return max((len(x) for x in module.parameters() if x.ndim > 2), default=None)

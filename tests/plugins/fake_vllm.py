@@ -162,10 +162,10 @@ class FakeEngine:
             self.plain[layer] = torch.cat(out)
             self.outputs[layer] = self.plain[layer].clone()
             if layer not in self.skipped:
-                call = KernelCall(
-                    layer, self.layout, torch.cat(query), self.caches[layer], metadata, self.outputs[layer]
-                )
+                q = torch.cat(query)
+                call = KernelCall(layer, self.layout, q, self.caches[layer], metadata, self.outputs[layer])
                 self.observer.observe(call)
+                q.fill_(torch.nan)  # as a graph that is replayed for the next layer writes over it
             self.projected[layer] = self.modules[layer](self.outputs[layer].flatten(1))
         self.observer.end()
         return {name: self.channel.take(name) for name in names}

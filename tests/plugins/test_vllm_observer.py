@@ -7,8 +7,10 @@ import pytest
 import torch
 from tests.plugins.fake_vllm import HEADS, FakeEngine, attended, facts_of
 
+from attention_vllm import last_queries
 from attention_vllm.attention_outputs import AttentionOutputs
 from attention_vllm.kernel_trial import KernelTrial
+from attention_vllm.last_queries import LastQueries
 from attention_vllm.layer_facts import refused_layer
 from attention_vllm.page_layouts import SideBySide, TokensLast
 
@@ -69,6 +71,25 @@ def test_rows_that_ask_are_told_of_in_passes_of_chunks_and_single_tokens(kind, v
     results = engine.run({"b": (0, 4)})
     assert results["b"] == []
     hold(engine, "b", engine.run({"b": (4, 5)})["b"], [5])
+
+
+@pytest.mark.parametrize("most", [1, 500, 2**21])
+@pytest.mark.parametrize("kind", FACTS)
+def test_layers_are_computed_at_once_or_apart_as_their_keys_take_memory(kind, most, monkeypatch):
+    monkeypatch.setattr(last_queries, "_MOST_NUMBERS", most)
+    counts = []
+    computed = LastQueries.weights
+    monkeypatch.setattr(LastQueries, "weights", lambda own: (counts.append(len(own.layers)), computed(own))[1])
+    engine = FakeEngine(dict.fromkeys(range(5), FACTS[kind]))
+    engine.add("a", [*range(9)], LOOK)
+    engine.add("b", [*range(6)], LOOK | {"layers": [4, 1, 2]})
+    engine.grow(engine.texts["a"])
+    engine.grow(engine.texts["b"])
+    results = engine.run({"a": (0, 9), "b": (0, 6)})
+    hold(engine, "a", results["a"], [9], range(5))
+    hold(engine, "b", results["b"], [6], [4, 1, 2])
+    apart = [1] * 5  # as layers with sinks of their own are
+    assert sorted(counts) == (apart if kind == "sinks" else {1: apart, 500: [1, 1, 1, 2], 2**21: [2, 3]}[most])
 
 
 def test_heads_and_layers_are_told_of_in_the_order_asked():
@@ -208,7 +229,7 @@ def test_layers_that_another_backend_computes_are_never_left_out_in_silence():
 
 def test_a_fault_in_the_plugin_ends_the_ask_alone():
     class Broken(TokensLast):
-        def keys(self, cache, table):
+        def key_pages(self, cache, tokens):
             raise RuntimeError("no such pages")
 
     engine = FakeEngine(facts_of())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -26,15 +27,20 @@ class KernelCall:
     refused: str | None = None
     """The reason why this layer is not told of."""
 
-    def keys(self, rows: Sequence[PassRow]) -> Tensor:
-        """The keys ``[R, Hkv, K, D]`` in the pages of rows, up to the longest one's last."""
-        return self.layout.keys(self.cache, self._table(rows))[:, :, : max(row.length for row in rows)]
-
     def keys_and_values(self, row: PassRow) -> tuple[Tensor, Tensor]:
         """The keys and values ``[Hkv, K, D]`` of a row."""
-        return self.keys([row])[0], self.layout.values(self.cache, self._table([row]))[0, :, : row.length]
+        pages = self.pages_of([row])[0]
+        values = self.layout.value_pages(self.cache, self.cache.shape[2]).index_select(0, pages)
+        return self.keys(row), self.layout.values(values[None])[0, :, : row.length]
 
-    def _table(self, rows: Sequence[PassRow]) -> Tensor:
+    def keys(self, row: PassRow) -> Tensor:
+        """The keys ``[Hkv, K, D]`` of a row."""
+        pages = self.pages_of([row])[0]
+        keys = self.layout.key_pages(self.cache, self.cache.shape[2]).index_select(0, pages)
+        return self.layout.keys(keys[None])[0, :, : row.length]
+
+    def pages_of(self, rows: Sequence[PassRow]) -> Tensor:
+        """The pages of rows ``[R, M]``, up to the last of the longest one."""
         pages = -(-max(row.length for row in rows) // self.cache.shape[2])
         table: Tensor = self.metadata.block_table[[row.at for row in rows], :pages]
         return table
@@ -52,19 +58,26 @@ class AskedRequest:
     """The last position that was told of: a request that was preempted is computed again."""
     checked: bool = False
     """True once the kernel's output was compared with weights · V in its first pass."""
-    seen: set[int] = field(default_factory=set)
-    """The layers of the pass that were seen."""
     outputs_seen: set[int] = field(default_factory=set)
     """The layers of the pass whose outputs were seen."""
-
     tapped: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The taps of the tokens of the pass, by layer."""
 
-    @property
-    def outputs(self) -> set[int]:
+    @cached_property
+    def outputs(self) -> frozenset[int]:
         """The layers whose outputs are edited or read."""
         read = self.bound.heads if OUTPUT in self.bound.taps else ()
-        return {*self.bound.output_edits, *read}
+        return frozenset({*self.bound.output_edits, *read})
+
+    @cached_property
+    def layers(self) -> frozenset[int]:
+        """The layers that the request tells of, or edits."""
+        return frozenset({*self.bound.heads, *self.bound.edits, *self.bound.output_edits})
+
+    @cached_property
+    def only_tells(self) -> bool:
+        """True if nothing is edited, and no tap read."""
+        return not (self.bound.edits or self.bound.output_edits or self.bound.taps)
 
     @property
     def begin(self) -> int:

@@ -45,10 +45,6 @@ class BoundAsk:
     settings: str
     """Equal for asks that want the same to be told."""
 
-    def reads(self, layer: int) -> bool:
-        """True if the request tells of a layer, or edits it."""
-        return layer in self.heads or layer in self.edits or layer in self.output_edits
-
     def placed(self, layer: int) -> dict[str, Any]:
         """The fields of a layer in a result: its number, and the places of a rank's heads among those of the reply."""
         places = self.heads[layer].places
@@ -135,7 +131,7 @@ def _check_taps(model: KnownModel, facts: Mapping[int, LayerFacts], taps: frozen
 
 def _spans(ask: AttentionAsk, prompt: Sequence[int]) -> dict[str, Sequence[int]]:
     """The tokens of each named part of the prompt. Raises InvalidRequest."""
-    found: dict[str, Sequence[int]] = {}
+    tokens: dict[str, Sequence[int]] = {}
     given = ask.attention.statistic_options.spans
     for index, span in enumerate(given):
         param = f"attention.statistic_options.spans.{index}"
@@ -145,7 +141,7 @@ def _spans(ask: AttentionAsk, prompt: Sequence[int]) -> dict[str, Sequence[int]]
                 raise InvalidRequest.at(
                     f"{param}.tokens", f"the text has {len(prompt)} tokens; expected no more, got {end}"
                 )
-            found[span.name] = range(begin, end)
+            tokens[span.name] = range(begin, end)
             continue
         field = "characters" if span.messages is None else "messages"
         known = ask.spans
@@ -158,8 +154,8 @@ def _spans(ask: AttentionAsk, prompt: Sequence[int]) -> dict[str, Sequence[int]]
             )  # fmt: skip
         if not known.tokens[index] or max(known.tokens[index]) >= len(prompt):
             raise InvalidRequest.at(f"{param}.{field}", "its tokens are not among those of the prompt")
-        found[span.name] = known.tokens[index]
-    return found
+        tokens[span.name] = known.tokens[index]
+    return tokens
 
 
 def _output_width(model: KnownModel, layer: int, edit: Edit, param: str) -> int:

@@ -18,13 +18,21 @@ def departure(facts: LayerFacts, q: Tensor, k: Tensor, v: Tensor, output: Tensor
     ``q [H, Q, D]``, ``k`` and ``v`` ``[Hkv, K, D]``; ``first``: the position of the first query.
     """
     problem = facts.problem(q[None], k[None], v[None], torch.tensor([first], device=q.device))
-    context = dict(stages(problem, ("context",)))["context"][0]
-    own = output.transpose(0, 1).float()
-    largest = float(own.abs().max())
-    difference = float((context - own).abs().max())
-    if difference <= TOLERANCE.get(output.dtype, 0.0) * largest:  # NaN departs
-        return None
-    return f"weights times values depart from the kernel's output by {difference:.2g}, of numbers up to {largest:.2g}"
+    context = dict(stages(problem, ("context",)))["context"]
+    return departures(context, output.transpose(0, 1)[None])[0]
+
+
+def departures(contexts: Tensor, outputs: Tensor) -> list[str | None]:
+    """Return how each of N contexts ``[N, H, Q, D]`` departs from the kernel's output, if by more than rounding."""
+    largest = outputs.float().abs().amax((1, 2, 3)).tolist()
+    differences = (contexts - outputs).abs().amax((1, 2, 3)).tolist()
+    tolerance = TOLERANCE.get(outputs.dtype, 0.0)
+    return [
+        None  # NaN departs
+        if difference <= tolerance * size
+        else f"weights times values depart from the kernel's output by {difference:.2g}, of numbers up to {size:.2g}"
+        for difference, size in zip(differences, largest, strict=True)
+    ]
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 Notation: R rows, H heads, Hkv key/value heads, Q queries, K keys, D width.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Causal, ScaledDot, SlidingWindow, Softmax
+from attention_service.core.inspection.statistics import statistics_of
 from attention_service.core.problem import Problem
 
 PAGED_KERNELS = frozenset({"vec", "vec16"})
@@ -53,13 +55,30 @@ class LayerFacts:
             normalizer=Softmax(sinks=self.sinks is not None),
         )
 
-    def problem(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> Problem:
+    @cached_property
+    def able(self) -> frozenset[str]:
+        """The statistics of some attentions that this one has."""
+        return statistics_of(self.spec)
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """Equal for layers that one problem can have side by side."""
+        sinks = None if self.sinks is None else id(self.sinks)
+        return self.heads, self.kv_heads, self.width, self.scale, self.window, self.cap, sinks
+
+    def problem(self, q: Tensor, k: Tensor, v: Tensor | None, first: Tensor, lengths: Tensor | None = None) -> Problem:
         """Return the problem of queries ``[R, H, Q, D]`` and keys and values ``[R, Hkv, K, D]``, in float32.
 
-        ``first [R]``: the position of the first query of each row. No query sees the keys behind its own.
+        ``v``: None for the weights alone, for which no key needs to be a number. ``first [R]``: the position of the
+        first query of each row. No query sees the keys behind its own. ``lengths [R]``: the keys of each row, whose
+        values behind them may be anything; None if all rows have K.
         """
         learned = {} if self.sinks is None else {"sinks": self.sinks.float()}
-        return Problem(q.float(), k.float(), v.float(), self.spec, offsets=first, learned=learned)
+        k = k.float()
+        return Problem(
+            q.float(), k, k[..., :1] if v is None else v.float(), self.spec, key_lengths=lengths, offsets=first,
+            learned=learned, finite=v is None,
+        )  # fmt: skip
 
     def key_head(self, head: int) -> int:
         """The key/value head that a head reads."""

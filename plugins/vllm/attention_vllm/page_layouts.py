@@ -1,6 +1,6 @@
 """Keys and values in the pages of vLLM's caches.
 
-Notation: P pages of N tokens, Hkv key/value heads, D width; R rows, M pages of a row, K keys.
+Notation: P pages of N tokens, of which T are read, Hkv key/value heads, D width; R rows, M pages of a row.
 """
 
 from typing import Protocol
@@ -9,13 +9,19 @@ from torch import Tensor
 
 
 class PageLayout(Protocol):
-    """Reads the pages of rows. ``table [R, M]`` has the pages of each row."""
+    """Says where keys and values are in pages, and joins those of a row's pages."""
 
-    def keys(self, cache: Tensor, table: Tensor) -> Tensor:
-        """Return the keys ``[R, Hkv, M·N, D]``."""
+    def key_pages(self, cache: Tensor, tokens: int) -> Tensor:
+        """Return the keys ``[P, Hkv, …]`` of the first T tokens of each page, as a view."""
 
-    def values(self, cache: Tensor, table: Tensor) -> Tensor:
-        """Return the values ``[R, Hkv, M·N, D]``."""
+    def value_pages(self, cache: Tensor, tokens: int) -> Tensor:
+        """Return the values ``[P, Hkv, …]``, likewise."""
+
+    def keys(self, pages: Tensor) -> Tensor:
+        """Return the keys ``[R, Hkv, M·T, D]`` of ``pages [R, M, Hkv, …]`` out of ``key_pages``."""
+
+    def values(self, pages: Tensor) -> Tensor:
+        """Return the values ``[R, Hkv, M·T, D]``, likewise."""
 
 
 class TokensLast:
@@ -24,31 +30,40 @@ class TokensLast:
     The cache ``[P, Hkv, N, 2 D]`` says sizes alone.
     """
 
-    def keys(self, cache: Tensor, table: Tensor) -> Tensor:
-        """Read the keys, whose last dimension has a stride."""
-        pages, groups, tokens, double = cache.shape
-        keys = cache.view(pages, groups, 2, double // 2, tokens)[:, :, 0]
-        return _gathered(keys, table).transpose(2, 3).flatten(3, 4).transpose(2, 3)
+    def key_pages(self, cache: Tensor, tokens: int) -> Tensor:
+        """Return keys ``[P, Hkv, D, T]``."""
+        pages, groups, length, double = cache.shape
+        return cache.view(pages, groups, 2, double // 2, length)[:, :, 0, :, :tokens]
 
-    def values(self, cache: Tensor, table: Tensor) -> Tensor:
-        """Read the values."""
-        pages, groups, tokens, double = cache.shape
-        return _gathered(cache.view(pages, groups, 2, tokens, double // 2)[:, :, 1], table).flatten(2, 3)
+    def value_pages(self, cache: Tensor, tokens: int) -> Tensor:
+        """Return values ``[P, Hkv, T, D]``."""
+        pages, groups, length, double = cache.shape
+        return cache.view(pages, groups, 2, length, double // 2)[:, :, 1, :tokens]
+
+    def keys(self, pages: Tensor) -> Tensor:
+        """Join keys, whose last dimension has a stride."""
+        return pages.permute(0, 2, 3, 1, 4).flatten(3, 4).transpose(2, 3)
+
+    def values(self, pages: Tensor) -> Tensor:
+        """Join values."""
+        return pages.transpose(1, 2).flatten(2, 3)
 
 
 class SideBySide:
     """Pages ``[P, Hkv, N, 2 D]`` of FLASH_ATTN and TRITON_ATTN: a token's key, and behind it its value."""
 
-    def keys(self, cache: Tensor, table: Tensor) -> Tensor:
-        """Read the keys."""
-        return _gathered(cache[..., : cache.shape[-1] // 2], table).flatten(2, 3)
+    def key_pages(self, cache: Tensor, tokens: int) -> Tensor:
+        """Return keys ``[P, Hkv, T, D]``."""
+        return cache[:, :, :tokens, : cache.shape[-1] // 2]
 
-    def values(self, cache: Tensor, table: Tensor) -> Tensor:
-        """Read the values."""
-        return _gathered(cache[..., cache.shape[-1] // 2 :], table).flatten(2, 3)
+    def value_pages(self, cache: Tensor, tokens: int) -> Tensor:
+        """Return values ``[P, Hkv, T, D]``."""
+        return cache[:, :, :tokens, cache.shape[-1] // 2 :]
 
+    def keys(self, pages: Tensor) -> Tensor:
+        """Join keys."""
+        return pages.transpose(1, 2).flatten(2, 3)
 
-def _gathered(pages: Tensor, table: Tensor) -> Tensor:
-    """The pages of each row ``[R, Hkv, M, …]``."""
-    rows = pages.index_select(0, table.flatten())
-    return rows.view(*table.shape, *rows.shape[1:]).transpose(1, 2)
+    def values(self, pages: Tensor) -> Tensor:
+        """Join values."""
+        return pages.transpose(1, 2).flatten(2, 3)

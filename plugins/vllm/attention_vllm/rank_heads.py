@@ -37,14 +37,14 @@ class RankHeads:
 
     def own_edits(self, edits: Sequence[BoundEdit], facts: LayerFacts) -> list[BoundEdit]:
         """Return the edits of a layer's taps as they apply to the heads of this rank."""
-        found = []
+        own = []
         for edit in edits:
             of_keys = edit.tap in ("k", "v")
             count = facts.kv_heads if of_keys else facts.heads
             first = (self.rank // self.copies if of_keys else self.rank) * count
             # Key/value heads are chosen as heads of an attention that has no other ones.
-            found += narrowed([edit], Selection(heads=range(first, first + count)), 1, 1)
-        return found
+            own += narrowed([edit], Selection(heads=range(first, first + count)), 1, 1)
+        return own
 
     def own_heads(self, heads: Sequence[int] | None, facts: LayerFacts) -> "ToldHeads":
         """Return the part of the heads that a request asks for that is on this rank."""

@@ -19,7 +19,7 @@ def read_taps(call: KernelCall, facts: LayerFacts, asked: AskedRequest, row: Pas
         taken["context"] = context.float().cpu().numpy().copy()
     if "weights" in asked.bound.taps:
         q = call.query[row.start : row.stop].transpose(0, 1)[None]
-        keys = call.keys([row])
+        keys = call.keys(row)[None]
         first = torch.tensor([row.first], device=q.device)
-        weights = weights_of(facts.problem(q, keys, keys[..., :1], first), Selection())  # no values
+        weights = weights_of(facts.problem(q, keys, None, first), Selection())
         taken["weights"] = weights[0, chosen].cpu().numpy()

@@ -1,11 +1,11 @@
 """The attention of each token as the schema ``TokensAttention`` has it: statistics by the core, keys, weights.
 
-Notation: N weights of one query each, of several texts and layers; H heads, K keys.
+Notation: N weights of one query each, of R texts in L layers; H heads, K keys.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,78 +21,95 @@ Fields = dict[str, Any]
 """The fields of the schema, with numpy arrays."""
 
 
-@dataclass(eq=False)
-class TokenWeights:
-    """The weights of one layer from which the next token of one text is chosen."""
+class ToldText(NamedTuple):
+    """A text whose next token is told of."""
 
     bound: BoundAsk
     name: str
     """The request."""
-    layer: int
     length: int
     """The keys."""
+
+
+@dataclass(eq=False)
+class TokenWeights:
+    """The weights of layers alike from which the next tokens of texts are chosen."""
+
+    layers: Sequence[int]
+    texts: Sequence[ToldText]
     weights: Tensor
-    """``[H, K]`` of all heads, K at least ``length``."""
-    heads: tuple[int, ...] | None = None
-    """The heads to tell of; None for all."""
+    """``[L, R, H, K]`` of all heads, K at least the longest ``length``."""
     able: frozenset[str] = frozenset()
-    """The statistics of some attentions that the layer has."""
+    """The statistics of some attentions that the layers have."""
 
 
 def token_reports(
     told: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | None]
 ) -> dict[str, dict[int, Fields]]:
     """Tell of weights, by request and layer. ``tokens``: those of each request, where they are known."""
-    groups: dict[Any, list[TokenWeights]] = {}
-    for each in told:
-        count = each.weights.shape[0] if each.heads is None else len(each.heads)
-        groups.setdefault((each.bound.settings, each.able, count), []).append(each)
-    found: dict[str, dict[int, Fields]] = {}
-    for (_, _, heads), alike in groups.items():
-        # A rank may have none of the heads that a request asks for.
-        for each, fields in zip(alike, _fields(alike, tokens) if heads else [{} for _ in alike], strict=True):
-            found.setdefault(each.name, {})[each.layer] = fields
-    return found
+    groups: dict[Hashable, list[tuple[TokenWeights, list[int]]]] = {}
+    for weights in told:
+        by_settings: dict[Hashable, list[int]] = {}
+        for at, text in enumerate(weights.texts):
+            heads = text.bound.heads[weights.layers[0]].heads
+            by_settings.setdefault((text.bound.settings, heads, weights.able), []).append(at)
+        for settings, chosen in by_settings.items():
+            groups.setdefault(settings, []).append((weights, chosen))
+    reports: dict[str, dict[int, Fields]] = {text.name: {} for weights in told for text in weights.texts}
+    for alike in groups.values():
+        rows = [(layer, own.texts[at]) for own, chosen in alike for layer in own.layers for at in chosen]
+        for (layer, text), fields in zip(rows, _fields(alike, [text for _, text in rows], tokens), strict=True):
+            reports[text.name][layer] = fields
+    return reports
 
 
-def _fields(alike: Sequence[TokenWeights], tokens: Mapping[str, Sequence[int] | None]) -> list[Fields]:
-    """The fields of weights that are to be told of alike."""
-    bound, wanted = alike[0].bound, alike[0].bound.ask.attention
-    keys = max(each.weights.shape[1] for each in alike)
+def _fields(
+    alike: Sequence[tuple[TokenWeights, list[int]]],
+    texts: Sequence[ToldText],
+    tokens: Mapping[str, Sequence[int] | None],
+) -> list[Fields]:
+    """The fields of layers and the rows there that are to be told of alike. ``texts``: those of each."""
+    first, bound = alike[0][0], texts[0].bound
+    heads, wanted = bound.heads[first.layers[0]].heads, bound.ask.attention
+    fields_of_rows: list[Fields] = [{} for _ in texts]
+    if heads == ():  # a rank may have none of the heads that a request asks for
+        return fields_of_rows
+    keys = max(own.weights.shape[3] for own, _ in alike)
     parts = []
-    for each in alike:  # weights of keys behind the last are 0
-        own = each.weights if each.heads is None else each.weights[list(each.heads)]
-        parts.append(own if own.shape[1] == keys else pad(own, (0, keys - own.shape[1])))
-    weights = torch.stack(parts)[:, :, None]  # [N, H, 1, K]
-    found: list[Fields] = [{} for _ in alike]
+    for own, chosen in alike:  # weights of keys behind the last are 0
+        part = own.weights if len(chosen) == len(own.texts) else own.weights[:, chosen]
+        part = part if heads is None else part[:, :, list(heads)]
+        parts.append(pad(part, (0, keys - part.shape[3])).flatten(0, 1))
+    weights = torch.cat(parts)  # [N, H, K]
     if bound.names:
-        for fields, means in zip(found, _statistics(alike, weights, tokens), strict=True):
+        for fields, means in zip(fields_of_rows, _statistics(texts, weights, tokens, first.able), strict=True):
             fields["statistics"] = means
     if wanted.top_k:
-        top = weights[:, :, 0].topk(min(wanted.top_k, keys), -1)
+        top = weights.topk(min(wanted.top_k, keys), -1)
         names, values = top.indices.masked_fill(top.values == 0, -1).cpu().numpy(), top.values.cpu().numpy()
-        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
-            most = min(wanted.top_k, each.length)
+        for at, (fields, text) in enumerate(zip(fields_of_rows, texts, strict=True)):
+            most = min(wanted.top_k, text.length)
             fields["top_keys"] = {"keys": names[at, :, :most], "weights": values[at, :, :most]}
     if wanted.weights:
-        whole = weights[:, :, 0].cpu().numpy()
-        for at, (fields, each) in enumerate(zip(found, alike, strict=True)):
-            fields["weights"] = whole[at, :, : each.length]
-    return found
+        whole = weights.cpu().numpy()
+        for at, (fields, text) in enumerate(zip(fields_of_rows, texts, strict=True)):
+            fields["weights"] = whole[at, :, : text.length]
+    return fields_of_rows
 
 
 def _statistics(
-    alike: Sequence[TokenWeights], weights: Tensor, tokens: Mapping[str, Sequence[int] | None]
+    texts: Sequence[ToldText], weights: Tensor, tokens: Mapping[str, Sequence[int] | None], able: frozenset[str]
 ) -> list[Fields]:
-    bound, options = alike[0].bound, alike[0].bound.ask.attention.statistic_options
-    count, heads, _, keys = weights.shape
+    """The statistics of weights ``[N, H, K]``."""
+    bound, options = texts[0].bound, texts[0].bound.ask.attention.statistic_options
+    count, heads, keys = weights.shape
     device = weights.device
-    lengths = torch.tensor([[each.length] for each in alike], device=device)
+    lengths = torch.tensor([[text.length] for text in texts], device=device)
     of_keys = query_tokens = None
     if bound.reads_tokens:
         rows = []
-        for each in alike:
-            own = [*(tokens.get(each.name) or ())][: each.length]
+        for text in texts:
+            own = [*(tokens.get(text.name) or ())][: text.length]
             rows.append([*own, *[-1] * (keys - len(own))])
         of_keys = torch.tensor(rows, device=device)
         query_tokens = of_keys.gather(1, lengths - 1)
@@ -104,11 +121,10 @@ def _statistics(
         inside = torch.zeros(keys, dtype=torch.bool, device=device)
         inside[list(places)] = True
         classes[name] = inside.expand(count, keys)
-    inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=alike[0].able)
+    inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=able)
     totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
-    totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
-    means = _arrays(totals.means())
-    return [_of_row(means, at, each.length) for at, each in enumerate(alike)]
+    totals.add(weights[:, :, None].double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
+    return _by_row(_arrays(totals.means()), texts)
 
 
 def _arrays(means: Mapping[str, Any]) -> Fields:
@@ -118,12 +134,11 @@ def _arrays(means: Mapping[str, Any]) -> Fields:
     }
 
 
-def _of_row(means: Mapping[str, Any], at: int, length: int) -> Fields:
-    """The statistics of one of the texts."""
-    found: Fields = {}
+def _by_row(means: Mapping[str, Any], texts: Sequence[ToldText]) -> list[Fields]:
+    """The statistics of each text."""
+    rows: list[Fields] = [{} for _ in texts]
     for name, mean in means.items():
-        if isinstance(mean, dict):
-            found[name] = _of_row(mean, at, length)
-        else:
-            found[name] = mean[at, :, :length] if name in BY_KEY else mean[at]
-    return found
+        values = _by_row(mean, texts) if isinstance(mean, dict) else mean
+        for row, text, value in zip(rows, texts, values, strict=True):
+            row[name] = value[:, : text.length] if name in BY_KEY else value
+    return rows

@@ -133,7 +133,7 @@ class Engine:
         from attention_vllm.worker_process import take_results
 
         names = [f"r{random.randrange(2**40)}" for _ in prompts]
-        todo, tokens, found, lost = [*enumerate(names)], {}, {name: [] for name in names}, {}
+        todo, tokens, results, lost = [*enumerate(names)], {}, {name: [] for name in names}, {}
         self.facts = {"cached": 0, "steps": 0}
         scheduler = self.core.engine_core.engine_core.scheduler
         while todo or self.core.has_unfinished_requests():
@@ -155,9 +155,9 @@ class Engine:
                     self.facts["cached"] += output.num_cached_tokens or 0
             self.facts["steps"] += 1
             for name in names:
-                found[name] += take_results(name)
+                results[name] += take_results(name)
         self.facts["preemptions"] = sum(lost.values())
-        return [tokens[name] for name in names], [found[name] for name in names]
+        return [tokens[name] for name in names], [results[name] for name in names]
 
     def close(self):
         self.core.engine_core.shutdown()

@@ -1,6 +1,7 @@
-"""Processor time a token of the plugin, beside vLLM without it: ``python cost.py [ROUNDS]`` where the tests run.
+"""Processor time a token of the plugin, beside vLLM without it: ``python cost.py [ROUNDS] [WHAT …]``, where tests run.
 
-Both engines are in this process and compute the same 16 prompts in turn, so that a busy machine slows both.
+Both engines are in this process, and compute the same 16 prompts one right after the other, in an order that changes
+from round to round, so that a busy machine slows both. ``noise`` is vLLM without the plugin beside itself.
 """
 
 import json
@@ -19,6 +20,7 @@ NEW, CALLERS = 32, 16
 FIVE = conftest.STATISTICS
 EDIT = {"edits": {"1": [{"tap": "context", "heads": [2], "set": 0.0}]}}
 ASKS = {
+    "noise": None,
     "idle": None,
     "entropies": {"statistics": ["entropy"]},
     "five statistics": {"statistics": FIVE},
@@ -27,6 +29,14 @@ ASKS = {
     "an edit of context each": {"statistics": []} | EDIT,
     "entropies, 1 of 16 asks": {"statistics": ["entropy"]},
 }
+
+
+def milliseconds(engine: conftest.Engine, prompts: list[list[int]], asks: list[dict | None]) -> float:
+    """Processor time a token. No page of the prompts is found in the prefix cache."""
+    salts = [f"{time.monotonic_ns()} {at}" for at in range(CALLERS)]
+    begun = time.process_time()
+    engine.run(prompts, asks, NEW, salts=salts)
+    return 1e3 * (time.process_time() - begun) / (CALLERS * NEW)
 
 
 def main() -> None:
@@ -49,22 +59,25 @@ def main() -> None:
         attention_vllm.register()
         selector._cached_get_attn_backend.cache_clear()
         ours = conftest.Engine(Path(folder), **block)
-    times: dict[str, list[float]] = {name: [] for name in ("without", *names)}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for number in range(rounds + 1):
         prompts = conftest.texts(100 + number, CALLERS, 10, 60)
-        for name, own in times.items():
-            engine = plain if name == "without" else ours
-            asks = [ASKS.get(name)] * CALLERS
+        for name, pairs in times.items():
+            asks = [ASKS[name]] * CALLERS
             if "1 of 16" in name:
                 asks[1:] = [None] * (CALLERS - 1)
-            begun = time.process_time()
-            engine.run(prompts, asks, NEW, salts=[f"{name} {number} {at}" for at in range(CALLERS)])
+            runs = {
+                "without": lambda: milliseconds(plain, prompts, [None] * CALLERS),  # noqa: B023
+                "with": lambda: milliseconds(plain if name == "noise" else ours, prompts, asks),  # noqa: B023
+            }
+            spent = {side: runs[side]() for side in sorted(runs, reverse=bool(number % 2))}
             if number:  # the first one warms up
-                own.append(1e3 * (time.process_time() - begun) / (CALLERS * NEW))
-    for name, own in times.items():
-        ratios = [one / base for one, base in zip(own, times["without"], strict=True)]
-        print(json.dumps({"what": name, "ms a token": round(median(own), 3), "times": round(median(ratios), 3),
-                          "ratios": [round(each, 2) for each in ratios]}), flush=True)  # fmt: skip
+                pairs.append((spent["with"], spent["without"]))
+    for name, pairs in times.items():
+        ratios = [one / base for one, base in pairs]
+        spent_ms = round(median(one for one, _ in pairs), 3)
+        every = [round(ratio, 2) for ratio in ratios]
+        print(json.dumps({"what": name, "ms a token": spent_ms, "times": round(median(ratios), 3), "ratios": every}))
     plain.close()
     ours.close()
 

@@ -66,13 +66,13 @@ def test_an_edit_changes_one_request_as_transformers_would_and_no_bit_of_the_oth
         if kind == "output":
             hook.remove()
         assert out.logits[0, len(prompts[ONE]) - 1 : -1].argmax(-1).tolist() == tokens[ONE]
-        found = by_place(results[ONE])
-        assert len(found) == NEW * 4
-        for (position, layer), weights in found.items():
+        edited = by_place(results[ONE])
+        assert len(edited) == NEW * 4
+        for (position, layer), weights in edited.items():
             exact = out.attentions[layer][0, :, position - 1, :position].numpy()
             np.testing.assert_allclose(weights, exact, atol=1e-4, err_msg=f"{kind} {position} {layer}")
         changed = by_place(plain[1][ONE])
-        assert any(not np.array_equal(found[at], changed[at]) for at in found.keys() & changed.keys())
+        assert any(not np.array_equal(edited[at], changed[at]) for at in edited.keys() & changed.keys())
         for n in {*range(16)} - {ONE}:
             assert tokens[n] == plain[0][n]
             mine, theirs = by_place(results[n]), by_place(plain[1][n])

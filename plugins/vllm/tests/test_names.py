@@ -41,16 +41,16 @@ def test_an_attribute_is_set(module, name):
 
 @pytest.mark.parametrize("module", ["cpu_attn", "flash_attn", "triton_attn"])
 def test_layers_and_builders_take_the_arguments_that_ours_pass_on(module):
-    found = import_module(f"vllm.v1.attention.backends.{module}")
+    backend = import_module(f"vllm.v1.attention.backends.{module}")
     (layer,) = (
-        each
-        for name, each in vars(found).items()
+        member
+        for name, member in vars(backend).items()
         if name.endswith("AttentionBackendImpl") or name in {"FlashAttentionImpl", "TritonAttentionImpl"}
     )
     assert tuple(inspect.signature(layer.forward).parameters) == vllm_names.FORWARD
     (builder,) = (
-        each
-        for name, each in vars(found).items()
+        member
+        for name, member in vars(backend).items()
         if name in {"CPUAttentionMetadataBuilder", "FlashAttentionMetadataBuilder", "TritonAttentionMetadataBuilder"}
     )
     assert tuple(inspect.signature(builder.build).parameters) == vllm_names.BUILD

@@ -30,8 +30,8 @@ def test_the_heads_of_both_ranks_are_those_of_transformers(url, reference):
                     exact = attentions[layer.layer][:, token.position - 1, : token.position]
                     np.testing.assert_allclose(np.asarray(layer.weights), exact, atol=1e-4)
                     for name in ("entropy", "max_weight"):
-                        found = np.asarray(getattr(layer.statistics, name))
-                        np.testing.assert_allclose(found, statistics_of(exact)[name], atol=2e-4)
+                        numbers = np.asarray(getattr(layer.statistics, name))
+                        np.testing.assert_allclose(numbers, statistics_of(exact)[name], atol=2e-4)
 
 
 def test_heads_come_in_the_order_asked(url, reference):

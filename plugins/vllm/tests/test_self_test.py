@@ -17,10 +17,10 @@ def test_a_fault_in_the_reading_of_pages_refuses_every_ask(engine, monkeypatch, 
     (plain,), _ = engine("grouped", block_size=32, observing=False).run([prompt], [None], 5)
     read = TokensLast.values
 
-    def broken(self, cache, table):
+    def broken(self, pages):
         if fault == "raises":
             raise IndexError("no such page")
-        return read(self, cache, table).roll(1, 2)
+        return read(self, pages).roll(1, 2)
 
     monkeypatch.setattr(TokensLast, "values", broken)
     own = engine("grouped", block_size=32)

@@ -128,8 +128,10 @@ def test_taps_of_a_whole_text_are_those_of_transformers(url, served_model, refer
             for each in reply.layers:
                 context, output = seen[each.layer]
                 np.testing.assert_allclose(each.weights, attentions[each.layer], atol=1e-4)
-                np.testing.assert_allclose(each.context, context.unflatten(-1, (8, -1)).transpose(0, 1), atol=3e-4)
-                np.testing.assert_allclose(each.output, output, atol=3e-4)
+                context = context.unflatten(-1, (8, -1)).transpose(0, 1)
+                # Float32 alone departs by up to 1.3e-5 of the largest number, in transformers' own eager attention.
+                for tap, exact in ((each.context, context), (each.output, output)):
+                    np.testing.assert_allclose(tap, exact, atol=5e-5 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -167,9 +169,9 @@ def test_requests_without_attention_are_vllms_own(url):
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
-        found = json.loads(answer.read())
-    assert "kv_transfer_params" in found
-    assert "attention" not in found["choices"][0]
+        reply = json.loads(answer.read())
+    assert "kv_transfer_params" in reply
+    assert "attention" not in reply["choices"][0]
 
 
 def test_a_caller_without_a_key_is_refused_and_the_folder_of_sockets_goes_with_the_server(served_model):

@@ -77,8 +77,8 @@ class AttentionDoor:
         if scope["type"] == "http" and scope["method"] == "POST":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             for pattern, route in ROUTES:
-                if (found := pattern.fullmatch(path)) is not None:
-                    model = found.groupdict().get("model", "")
+                if (named := pattern.fullmatch(path)) is not None:
+                    model = named.groupdict().get("model", "")
                     await _Exchange(route, model, self._inbox, scope, receive, send).run(self._app)
                     return
         await self._app(scope, receive, send)
@@ -247,14 +247,14 @@ class _Exchange:
 
 async def _body(receive: Receive) -> bytes | None:
     """Return the whole body; None of a caller that has gone."""
-    found = bytearray()
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        found += message.get("body", b"")
+        body += message.get("body", b"")
         if not message.get("more_body", False):
-            return bytes(found)
+            return bytes(body)
 
 
 def _tokenizer(scope: Scope) -> Tokenizer:

@@ -45,8 +45,8 @@ class ForwardRoute:
         """
         if media_type == SAFETENSORS:
             request = from_body(ModelForwardRequest, body, media_type, "request")
-            found: Json = request.model_dump(mode="json", by_alias=True, exclude_unset=True)
-            return found
+            fields: Json = request.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            return fields
         given = object_of(body)
         if given is None:
             raise InvalidRequest.at("body", "expected a JSON object")
@@ -116,13 +116,13 @@ def joined_parts(parts: Sequence[tuple[int, int, Sequence[Json]]]) -> list[Json]
     ``parts``: first and last (exclusive) token of each, in order and without a gap, and the fields of its layers.
     """
     length = parts[-1][1]
-    found = []
-    for layers in zip(*(each for _, _, each in parts), strict=True):
+    joined = []
+    for layers in zip(*(layers for _, _, layers in parts), strict=True):
         own: Json = {"layer": layers[0]["layer"]}
         for name in layers[0].keys() - {"layer"}:
             arrays = [layer[name] for layer in layers]
             if name == "weights":  # later queries see more keys
                 arrays = [np.pad(x, ((0, 0), (0, 0), (0, length - x.shape[2]))) for x in arrays]
             own[name] = np.concatenate(arrays, axis=0 if name == "output" else 1)
-        found.append(own)
-    return found
+        joined.append(own)
+    return joined

@@ -28,11 +28,11 @@ def _layer(parts: Sequence[Mapping[str, Any]]) -> Fields:
 
 def _joined(fields: Sequence[Mapping[str, Any]], order: np.ndarray) -> Fields:
     """Join arrays by their first dimension, the heads. An output has none, and comes from one rank."""
-    found: Fields = {}
+    joined: Fields = {}
     for name, first in fields[0].items():
         if name == "output":
-            found[name] = first
+            joined[name] = first
             continue
-        own = [each[name] for each in fields]
-        found[name] = _joined(own, order) if isinstance(first, Mapping) else np.concatenate(own)[order]
-    return found
+        own = [part[name] for part in fields]
+        joined[name] = _joined(own, order) if isinstance(first, Mapping) else np.concatenate(own)[order]
+    return joined

@@ -116,24 +116,24 @@ class AttentionWriter:
 
     async def write(self, reply: Json) -> bytes:
         """Return a reply of vLLM's, or a chunk, as attention-service has it. Raises what ``layers`` raises."""
-        found = {name: reply[name] for name in _REPLY if reply.get(name) is not None}
-        if "usage" in found:
-            found["usage"] = _only(found["usage"], _USAGE)
-            details = found["usage"].get("prompt_tokens_details")
+        answer = {name: reply[name] for name in _REPLY if reply.get(name) is not None}
+        if "usage" in answer:
+            answer["usage"] = _only(answer["usage"], _USAGE)
+            details = answer["usage"].get("prompt_tokens_details")
             if details is not None:
-                found["usage"]["prompt_tokens_details"] = _only(details, ("cached_tokens",))
-        found["choices"] = [await self._choice(choice, reply) for choice in reply["choices"]]
-        return to_json(found)
+                answer["usage"]["prompt_tokens_details"] = _only(details, ("cached_tokens",))
+        answer["choices"] = [await self._choice(choice, reply) for choice in reply["choices"]]
+        return to_json(answer)
 
     async def _choice(self, choice: Json, reply: Json) -> Json:
         given = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
         if self._prompt is None and given is not None:
             self._prompt = len(given)
-        found = _only(choice, _CHOICE)
+        fields = _only(choice, _CHOICE)
         for name in ("message", "delta"):
-            if name in found:
-                found[name] = _only(found[name], ("role", "content"))
-        found["finish_reason"] = choice.get("finish_reason")
+            if name in fields:
+                fields[name] = _only(fields[name], ("role", "content"))
+        fields["finish_reason"] = choice.get("finish_reason")
         ids = choice.get("token_ids") or []
         if ids and self._prompt is None:
             raise InvalidRequest.at("prompt", "vLLM did not say its tokens")
@@ -143,7 +143,7 @@ class AttentionWriter:
             layers = await self._layers(position)
             tokens.append({"position": position, "token": text, "id": token, "layers": layers})
             self._sent += 1
-        return found | {"attention": tokens}
+        return fields | {"attention": tokens}
 
 
 def _only(given: Json, names: Sequence[str]) -> Json:

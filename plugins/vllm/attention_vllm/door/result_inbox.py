@@ -70,22 +70,22 @@ class AwaitedResults:
         """Return the taps of all tokens of a text, in order. Raises the error with which the ask was refused."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                while (found := self._of_text(length)) is None:
+                while (taps := self._of_text(length)) is None:
                     await self._next()
         except TimeoutError:
             raise InternalError(f"the taps of all {length} tokens did not come") from None
-        return found
+        return taps
 
     def _of_text(self, length: int) -> list[TapsOfTokens] | None:
         """The passes that follow one another up to this length; None if one is missing. Preempted ones come twice."""
-        found, at = list[TapsOfTokens](), 0
+        passes, at = list[TapsOfTokens](), 0
         while at < length:
             stop = max((stop for first, stop in self.taps if first == at), default=at)
             if stop == at:
                 return None
-            found.append((at, stop, self.taps[at, stop]))
+            passes.append((at, stop, self.taps[at, stop]))
             at = stop
-        return found
+        return passes
 
     async def refusal(self) -> AttentionError:
         """Wait for the ask to be refused."""

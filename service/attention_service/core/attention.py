@@ -17,7 +17,13 @@ from attention_service.core.kernels.base import Kernel
 from attention_service.core.masks.global_projections import global_rows
 from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.methods import METHODS, Approximation, approximation_of
-from attention_service.core.nonfinite_keys import affected_queries, find_nonfinite_keys, with_nan_rows, without
+from attention_service.core.nonfinite_keys import (
+    affected_queries,
+    find_nonfinite_keys,
+    finite_part,
+    with_nan_rows,
+    without,
+)
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.stages import TAPS, narrow, stages
 from attention_service.core.tensors import constant
@@ -57,8 +63,7 @@ def attend(
     if isinstance(kernel, str):
         kernel = KERNELS[MATERIALIZED if edits else kernel].make()
     by_stages = kernel.by_stages
-    nonfinite = None if by_stages or problem.finite else find_nonfinite_keys(problem)
-    given = problem if nonfinite is None else without(nonfinite, problem)
+    given, nonfinite = (problem, None) if by_stages else finite_part(problem)
     whole = kernel.attend(given, taps, edits)
     if nonfinite is not None:
         whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from attention_service.core.blocks import blocks
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.masks.visibility import real_at, real_keys, visibility
+from attention_service.core.masks.visibility import real_at, real_keys, visibility, without_padding
 from attention_service.core.problem import Problem, Selection
+from attention_service.core.scores import SCORES, Product
 from attention_service.core.tensors import are_finite, one_for_each_query_head
 
 
@@ -19,13 +20,30 @@ def find_nonfinite_keys(problem: Problem) -> Tensor | None:
     """
     if problem.finite:
         return None
-    k, v = problem.k.detach(), problem.v.detach()
-    if are_finite(_total(k), _total(v)):
+    if _sums_are_finite(problem):
         return None
+    k, v = problem.k.detach(), problem.v.detach()
     nonfinite = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
     real = real_keys(problem)
     nonfinite = nonfinite if real is None else nonfinite & real[:, None]
     return nonfinite if bool(nonfinite.any()) else None
+
+
+def finite_part(problem: Problem) -> tuple[Problem, Tensor | None]:
+    """Return the problem with zeros for its nonfinite keys, and these keys, bool ``[B, Hkv, K]``; None without any.
+
+    Padding of finite numbers, whose weights are 0, stays if the score is one of a query and a key alone: it takes
+    longer to fill than to read.
+    """
+    if problem.finite:
+        return problem, None
+    score = SCORES.of(problem.spec.score)
+    if isinstance(score, Product) and score.plain and _sums_are_finite(problem):
+        return replace(problem, finite=True), None
+    nonfinite = find_nonfinite_keys(problem)
+    if nonfinite is None:
+        return replace(without_padding(problem), finite=True), None
+    return without(nonfinite, problem), nonfinite
 
 
 def sum_of(k: Tensor, v: Tensor) -> Tensor:
@@ -34,6 +52,11 @@ def sum_of(k: Tensor, v: Tensor) -> Tensor:
     A sum of large finite numbers may overflow; then the tensors must be examined one by one.
     """
     return _total(k) + _total(v)
+
+
+def _sums_are_finite(problem: Problem) -> bool:
+    """True if the sums of all keys and of all values are finite."""
+    return are_finite(_total(problem.k.detach()), _total(problem.v.detach()))
 
 
 def _total(x: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class Problem:
     """Global queries, keys and values, in the shapes of q, k and v, from projections of their own
     (``core.masks.global_projections``)."""
     finite: bool = False
-    """True if all keys and values are known to be finite; otherwise they are checked."""
+    """True if all keys and values are known to be finite, and padding to need no zeros; otherwise they are checked."""
     given: Tensor | None = None
     """``[B, H, Q, K]``: weights that something else has computed; q, k and v then say sizes alone, and no tap before
     the weights nor the context can be computed."""

@@ -112,7 +112,7 @@ def _stages(
     yield "v", v  # [B, Hkv, K, V]
 
     real = real_keys(problem, selection)
-    seen = _seen(problem, k, v, real if parts.padded else None)
+    seen = _seen(problem, k, v, real if parts.padded and not problem.finite else None)
     # Half types are scored in float32, as a fused kernel accumulates, unless the spec asks for a half type itself.
     dtype = torch.promote_types(q.dtype, normalizer.runs_in(q.dtype))
     x = seen.scored(q, dtype, parts.learned)

@@ -132,7 +132,7 @@ def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypa
         return weights_reply(loaded(family), ModelWeightsRequest(tokens=IDS, statistics=["entropy"]))
 
     few = reply()
-    monkeypatch.setattr(attention_pass, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention_pass, "_MANY_SCORES", 1)
     many = reply()
     assert many.ran.kernels == ["materialized"]
     for one, other in zip(few.layers, many.layers, strict=True):
@@ -152,7 +152,7 @@ def test_statistics_alone_compute_each_weight_once(family, monkeypatch):
         return found, sum(count for name, count in flops.items() if "bmm" in str(name) or "scaled_dot" in str(name))
 
     few, _ = reply(return_weights=False)
-    monkeypatch.setattr(attention_pass, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention_pass, "_MANY_SCORES", 1)
     whole, products = reply()
     alone, same = reply(return_weights=False, statistics=[])
     assert alone.ran.kernels == ["materialized"]

@@ -183,7 +183,7 @@ class WeightTile:
     def row_entropy(self) -> Tensor:
         """−Σ p ln p ``[B, H, R]``, in nats."""
         if self.logs is not None:
-            return -torch.einsum("bhrk,bhrk->bhr", self.weights, self.logs)
+            return -torch.sum(self.weights * self.logs, -1)
         least = torch.finfo(self.weights.dtype).tiny  # 0 · ln 0 is 0
         logs = self.weights.clamp_min(least).log_()
         return self.total.log() - logs.mul_(self.weights).sum(-1) / self.total
@@ -223,11 +223,11 @@ class WeightTile:
 
     def share_of(self, chosen: Tensor) -> Tensor:
         """Sum the shares of the chosen keys, bool or numbers broadcastable to ``[B, H, R, K]``."""
-        batch, _, rows, keys = self.weights.shape
-        if chosen.shape[:2] == (batch, 1):
-            # As a matrix product: the weights are read once, and nothing of their size is written.
-            alike = chosen[:, 0].to(self.weights.dtype).expand(batch, rows, keys)  # of all heads
-            return torch.einsum("bhrk,brk->bhr", self.weights, alike) / self.total
+        if self.weights.shape[0] == 1 and chosen.shape[:2] == (1, 1):
+            # As a matrix product: the weights are read once, and nothing of their size is written. Of several
+            # sequences it would copy them.
+            alike = chosen[0, 0].to(self.weights.dtype).expand(self.weights.shape[2:])  # of all heads
+            return torch.einsum("bhrk,rk->bhr", self.weights, alike) / self.total
         return torch.sum(self.weights * chosen, -1) / self.total
 
 

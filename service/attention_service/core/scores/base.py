@@ -75,4 +75,6 @@ class Product:
     def scores(self, q: Tensor, k: Tensor, learned: Tensors) -> Tensor:
         """Return (Q · f) Kᵀ. Scaling the queries is D/K of the work of scaling the scores."""
         q, k, factor = self.factors(q, k, learned)
+        # A product of several sequences copies keys that are not contiguous, and transposed ones slowly.
+        k = k.contiguous() if len(k) > 1 else k
         return product(q if factor == 1 else q * factor, k.mT)

@@ -32,6 +32,8 @@ from attention_service.runtime.scheduling.operation import Fields, Results, Uplo
 from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import LayerKey
 
+_MANY_SCORES: Final = 2**18
+"""Scores of an attention, on a CPU, whose fused kernel takes longer than an inspection of its own does besides."""
 STATE_TAPS: Final = frozenset({"output", "mlp", "router", "hidden", "embeddings"})
 """The taps that are states between modules, edited behind the module that makes them (``points``)."""
 
@@ -306,14 +308,15 @@ class Inspected:
 
     @property
     def gives_context(self) -> bool:
-        """True if all weights are computed anyway and are so large that a second kernel call costs more.
+        """True if all weights are computed anyway and are so many that a second kernel call costs more.
 
         Of half types a fused kernel keeps weights of more digits.
         """
         task = self.task
         if task.weights is None or task.whole or task.taps or task.traced or task.statistics.corrected:
             return False
-        return self.raw.query.dtype.itemsize > 2 and self.scores >= SCORES_AT_ONCE
+        many = SCORES_AT_ONCE if self.raw.query.is_cuda else _MANY_SCORES
+        return self.raw.query.dtype.itemsize > 2 and self.scores >= many
 
     @property
     def scores(self) -> int:

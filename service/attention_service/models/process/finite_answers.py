@@ -122,6 +122,8 @@ def _nonfinite_field(reply: WireModel, others: frozenset[str] = _OTHERS) -> str 
     left: list[tuple[tuple[str, ...], Any]] = [((), reply)]
     while left:
         path, value = left.pop()
+        if value is None:  # as most fields of a layer are
+            continue
         if isinstance(value, float):
             if not (math.isfinite(value) or _is_meant(value, path)):
                 return ".".join(path)

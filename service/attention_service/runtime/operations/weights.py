@@ -27,7 +27,7 @@ from attention_service.core.inspection.weights import (
     weights_of,
 )
 from attention_service.core.kernels import Kernel, Needs
-from attention_service.core.nonfinite_keys import find_nonfinite_keys
+from attention_service.core.nonfinite_keys import finite_part
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import phase
 from attention_service.core.tensors import constant, pick
@@ -145,8 +145,8 @@ class Inspection(DeviceOperation):
         problem = compute.problem(bound, uploaded.tensors, uploaded.parameters)
         uploaded.tensors.clear()
         phase("statistics", "weights")
-        if not problem.finite and not uploaded.edits and find_nonfinite_keys(problem) is None:
-            problem = replace(problem, finite=True)  # tiles need not look again
+        if not uploaded.edits and (looked_over := finite_part(problem))[1] is None:
+            problem = looked_over[0]  # tiles need not look again
         problem, before = self._with_weights(problem, uploaded.edits)
         real = real_queries(problem) if mask is None else mask
         edits, statistics = uploaded.edits, self.statistics

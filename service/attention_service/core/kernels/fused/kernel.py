@@ -47,7 +47,7 @@ class Fused(Kernel):
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context by one call, its arguments made so that each device takes its fast path."""
-        clean = problem if problem.key_mask is problem.key_lengths is None else without_padding(problem)
+        clean = problem if problem.finite else without_padding(problem)
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
         score = SCORES.of(problem.spec.score)
         if not isinstance(score, Product) or not isinstance(normalizer, Softmax) or problem.spec.softcap is not None:

@@ -545,7 +545,7 @@ score = Operation(
 create_transcription = Operation(
     "create_transcription", "POST", "/v1/audio/transcriptions", TranscriptionRequest, Transcription,
     "The text of a sound by a whole model, in OpenAI's format, with the times of words and of each token",
-    (*READS_BODY, *WATCHES_MODEL), chosen=(EVENTS, PLAIN), form=True, example=EXAMPLE_SOUND,
+    (*READS_BODY, *WATCHES_MODEL), chosen=(EVENTS, PLAIN), tables=True, form=True, example=EXAMPLE_SOUND,
     scopes=INFER,
 )  # fmt: skip
 list_recordings = Operation(

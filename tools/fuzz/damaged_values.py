@@ -60,41 +60,44 @@ def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str
 
 
 def _with_text(whole: Any, place: tuple[str | int, ...], value: str) -> bytes:
-    marked = json.dumps(_replaced(whole, place, _MARK))
+    marked = json.dumps(replaced(whole, place, _MARK))
     return marked.replace(json.dumps(_MARK), value).encode()
 
 
 def _without(whole: Any, place: tuple[str | int, ...]) -> bytes:
-    return json.dumps(_removed(whole, place)).encode()
+    return json.dumps(removed(whole, place)).encode()
 
 
 def _renamed(whole: Any, place: tuple[str | int, ...], key: str) -> bytes:
-    return json.dumps(_replaced(_removed(whole, place), (*place[:-1], key), _at(whole, place))).encode()
+    return json.dumps(replaced(removed(whole, place), (*place[:-1], key), entry_at(whole, place))).encode()
 
 
-def _at(value: Any, place: tuple[str | int, ...]) -> Any:
+def entry_at(value: Any, place: tuple[str | int, ...]) -> Any:
+    """The entry of a JSON value at a place. Raises KeyError, IndexError."""
     for key in place:
         value = value[key]
     return value
 
 
-def _replaced(value: Any, place: tuple[str | int, ...], new: Any) -> Any:
+def replaced(value: Any, place: tuple[str | int, ...], new: Any) -> Any:
+    """The JSON value in which one entry is another, whether it was there or not."""
     if not place:
         return new
     copied = dict(value) if isinstance(value, dict) else list(value)
     key: Any = place[0]
     inner = value[key] if not isinstance(value, dict) or key in value else None
-    copied[key] = _replaced(inner, place[1:], new)
+    copied[key] = replaced(inner, place[1:], new)
     return copied
 
 
-def _removed(value: Any, place: tuple[str | int, ...]) -> Any:
+def removed(value: Any, place: tuple[str | int, ...]) -> Any:
+    """The JSON value without one entry."""
     copied = dict(value) if isinstance(value, dict) else list(value)
     key: Any = place[0]
     if len(place) == 1:
         del copied[key]
     else:
-        copied[key] = _removed(value[key], place[1:])
+        copied[key] = removed(value[key], place[1:])
     return copied
 
 

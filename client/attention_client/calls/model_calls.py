@@ -282,8 +282,9 @@ class Models(Generation[WayT], Surveys[WayT]):
 
     @method
     def complexity(
-        self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
-        new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), fit: bool = False,
+        self, model: str, length: int = 1024, *, target_length: int | None = None,
+        images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1, new_tokens: int = 0,
+        weights: bool = False, lens: Sequence[LensPart] = (), fit: bool = False,
         vector: PricedVectorLike | None = None, probe: PricedProbeLike | None = None,
         likelihood: Literal["masked"] | None = None, sweep: ModelSweptEditLike | None = None,
         from_: PathSendersLike | None = None, to: PathReceiversLike | None = None, text: str | None = None,
@@ -292,8 +293,9 @@ class Models(Generation[WayT], Surveys[WayT]):
     ) -> Call[ModelComplexityReply]:  # fmt: skip
         """Return what a text of so many tokens costs, and a generation of new ones after it.
 
-        ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
-        "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too, and
+        ``target_length`` is the number of tokens of the target, for a model with an encoder and a decoder. ``images``
+        are the sizes of images that come with the text, or that an encoder reads, as in ``[{"width": 640, "height":
+        480}]``. ``lens`` names the parts that a lens reads at every token, to price that too, and
         ``fit`` prices the fit of a Jacobian lens over the texts, ``vector`` that of a steering vector, as in
         ``{"method": "pca"}``, ``probe`` that of a probe, as in ``{"of": {"point": "hidden", "layer": "all"}}``,
         ``likelihood="masked"`` their pseudo log-likelihood, ``sweep`` a sweep of ``effects``, and ``from_`` and ``to``

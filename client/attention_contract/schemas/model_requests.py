@@ -68,7 +68,7 @@ class ModelForwardRequest(ModelInput):
     watch: Listed[Watch] = Field(default_factory=list, max_length=16)
     """Linear probes that score every token."""
     keep: bool = False
-    """Store the run as a recording: weights, the returned taps and hidden states."""
+    """Store the run as a recording: weights, the returned taps from ``q`` to ``output``, and hidden states."""
     likelihood: Literal["masked"] | None = None
     """``masked``, of a masked model: mask each token of each text in turn, but for special tokens, and return
     ``likelihood`` in place of predictions."""

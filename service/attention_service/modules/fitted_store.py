@@ -38,6 +38,7 @@ from attention_contract.schemas.analyses.vectors import VectorFacts, VectorInfo
 from attention_contract.validation import validate
 from attention_service.modules.recording_files import RECORDING_ID, SUFFIX
 from attention_service.modules.store_files import (
+    OF_OWNERS,
     locked_folder,
     make_folder,
     open_tensors,
@@ -47,7 +48,6 @@ from attention_service.modules.store_files import (
     sync,
 )
 
-_OWNED: Final = "of"
 WEIGHTS: Final = "weights."
 DIRECTIONS: Final = "directions."
 """The beginnings of the names of arrays in files of probes and of steering vectors; a layer follows."""
@@ -177,8 +177,8 @@ class FittedStore(Generic[InfoT]):
     def _folders(self, owner: str | None) -> list[Path]:
         """The folders with what an owner may use; the first is that of new ones."""
         if owner is not None:
-            return [self._folder / _OWNED / owner]
-        return [self._folder, *sorted((self._folder / _OWNED).glob("*"))]
+            return [self._folder / OF_OWNERS / owner]
+        return [self._folder, *sorted((self._folder / OF_OWNERS).glob("*"))]
 
     def _described(self, path: Path) -> InfoT:
         """Read the header of a file. Raises Unreadable, InvalidRequest, SafetensorError and OSError."""

@@ -52,6 +52,7 @@ from attention_service.modules.recording_files import (
     summary,
 )
 from attention_service.modules.store_files import (
+    OF_OWNERS,
     locked_folder,
     make_folder,
     open_tensors,
@@ -62,8 +63,6 @@ from attention_service.modules.store_files import (
     sync,
 )
 
-_OWNED: Final = "of"
-"""The folder of the recordings that belong to one owner each."""
 _KNOWN: Final = 1024
 """Descriptions that are remembered."""
 
@@ -114,8 +113,8 @@ class RecordingStore:
     def _folders(self, owner: str | None) -> list[Path]:
         """The folders with the recordings that an owner may use."""
         if owner is not None:
-            return [self._folder / _OWNED / owner]
-        return [self._folder, *sorted((self._folder / _OWNED).glob("*"))]
+            return [self._folder / OF_OWNERS / owner]
+        return [self._folder, *sorted((self._folder / OF_OWNERS).glob("*"))]
 
     def part_bytes(self, recording: str, query: RecordingQuery, owner: str | None = None) -> int:
         """Bytes that ``get`` holds. Raises what ``get`` raises, before anything is read."""

@@ -34,6 +34,7 @@ from attention_contract.schemas.modules import ModuleConfig, Source
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.modules.resident import Module, check_shapes, complete, content_version, parameter_bytes
 from attention_service.modules.store_files import (
+    PARAMETERS,
     STAGED,
     check_regular,
     locked,
@@ -192,7 +193,7 @@ class Store:
 
 
 def _parameters_file(version: str) -> str:
-    return f"parameters-{version}.safetensors"
+    return PARAMETERS.replace("*", version)
 
 
 def _stamp(folder: Path) -> Stamp:
@@ -228,7 +229,7 @@ def _sweep(folder: Path, version: str) -> None:
     if not (folder / _parameters_file(version)).exists():
         return
     for entry in list(folder.iterdir()):
-        if entry.match("parameters-*.safetensors") and entry.name != _parameters_file(version):
+        if entry.match(PARAMETERS) and entry.name != _parameters_file(version):
             with suppress(OSError):
                 entry.unlink()
 

@@ -17,6 +17,10 @@ from attention_contract.errors import AttentionError, InternalError, StoreFull, 
 
 STAGED: Final = ".new-"
 """The beginning of the names of files and folders that are being written; a crash may leave some."""
+OF_OWNERS: Final = "of"
+"""The folder, inside that of a store, with a folder for each owner."""
+PARAMETERS: Final = "parameters-*.safetensors"
+"""The name of a file of a module's parameters, with the version in place of ``*``."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 _CODE: Final = re.compile(r"os error (\d+)")

@@ -196,7 +196,8 @@ QUESTIONS: Final[dict[str, Question]] = {
     }, {"pairs": [["the cat", "the dog on"]]}, takes_input=False),
     "complexity": Question(ModelComplexityRequest, {
         "images": Case([SQUARE] * 2, {"length": None, "images": [SQUARE]}, "vision"),
-        "length": Case(20), "batch": Case(2), "new_tokens": Case(4), "weights": Case(True), "lens": Case(["hidden"]),
+        "length": Case(20), "target_length": Case(3, changes="encoder and decoder"), "batch": Case(2),
+        "new_tokens": Case(4), "weights": Case(True), "lens": Case(["hidden"]),
         "fit": Case(True), "vector": Case({"layers": [0]}),
         "probe": Case({"of": {"point": "hidden", "layer": "all"}}), "likelihood": Case("masked", changes="masked"),
         "sweep": Case(SWEEP), "from": Case({"parts": ["heads"], "text": "the dog"}),

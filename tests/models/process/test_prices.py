@@ -6,16 +6,21 @@ from functools import cache
 import pytest
 import torch
 from tests.client.tiny_models import tokenizer
+from tests.cost.peaks import peaks
 from tests.models.inputs.images import small_encoders, small_prompts
 from tests.models.inputs.images.small_encoders import noise, sent
-from tests.models.small_models import device, loaded
+from tests.models.small_models import PAIRS, device, eager, loaded
 from tools.models_walk.model_types import built
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.costs.pass_memory import bias_bytes
+from attention_service.models.costs.question_stages import input_stage
 from attention_service.models.generation.decoding.decoder import Decoder
+from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.model_operations import OPERATIONS, prepare
 from attention_service.models.process.priced_questions import AskedModel
@@ -114,6 +119,70 @@ def test_a_model_that_makes_every_row_of_logits_is_priced_with_all_of_them():
     found = LoadedModel("bert", built("bert").requires_grad_(False), tokenizer(), device())
     price = ModelCosts(found).report(ModelComplexityRequest(length=length), 2**34).prefill
     assert price.flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("length", "target"), [(20, 3), (20, None), (7, 12), (5, 1)])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_target_is_priced_by_its_own_tokens(kind, length, target):
+    """PyTorch's counter counts the pairs that the causal mask forbids too."""
+    found, own = loaded(kind), target or length
+    ids = {"input_ids": torch.ones(2, length).long(), "decoder_input_ids": torch.ones(2, own).long()}
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        eager(kind)(**ids, use_cache=False)
+    causal = [place.widths for place in found.places.values() if place.keys == "target"]
+    unseen = sum(widths.heads * (widths.head_dim + widths.value_dim) for widths in causal) * own * (own - 1) // 2
+    request = ModelComplexityRequest(batch=2, length=length, target_length=target)
+    price = ModelCosts(found).report(request, 2**34).prefill
+    assert price.flops == counter.get_total_flops() - 2 * 2 * unseen
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_request_with_a_target_is_priced_as_it_is_told(kind):
+    asked = AskedModel(loaded(kind), Decoder(loaded(kind)))
+    request = {"text": "the cat sat on the mat", "target": "the dog"}
+    checked = check_request(loaded(kind), ModelForwardRequest(**request))
+    stage = input_stage(asked.costs.memory, checked, ModelForwardRequest(**request))
+    assert stage.target == checked.inputs.target.length < stage.length
+    sizes = {"length": stage.length, "target_length": stage.target}
+    assert asked.costs.report(ModelComplexityRequest(**sizes), 2**34).prefill.flops == asked.costs.work(stage).flops
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_step_of_a_generation_runs_the_decoder_alone(kind):
+    """It writes a token behind the start token, and reads the keys of the encoder's tokens, which are cached."""
+    price = ModelCosts(loaded(kind)).report(ModelComplexityRequest(length=20, new_tokens=1), 2**34)
+    model, text = eager(kind), torch.ones(1, 20).long()
+    with torch.no_grad():
+        first = model(input_ids=text, decoder_input_ids=text[:, :1], use_cache=True)
+        read = (first.encoder_last_hidden_state,)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(encoder_outputs=read, decoder_input_ids=text[:, :1], past_key_values=first.past_key_values)
+    assert price.per_token.flops == counter.get_total_flops()
+    assert price.prefill.flops > price.per_token.flops
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_biases_of_long_texts_are_held_for(batch):
+    """Those of each head, query and key of T5, made from buckets, and with the padding of each text."""
+    found, length = loaded("t5"), 400
+    (first, *_) = [place for place in found.places.values() if place.biased]
+    padding = torch.zeros(batch, 1, 1, length)
+
+    @torch.no_grad()
+    def biases():
+        return first.module.compute_bias(length, length) + padding
+
+    (held,) = peaks([biases])
+    assert 0.8 * held < bias_bytes(found, batch, length, length) < 2 * held
+    assert not bias_bytes(loaded("bart"), batch, length, length)
+    price = ModelCosts(found).report(ModelComplexityRequest(batch=batch, length=length), 2**34)
+    assert price.prefill.peak_bytes > held
+
+
+def test_a_length_of_a_target_is_refused_by_a_model_without_one():
+    with pytest.raises(InvalidRequest, match="no decoder beside an encoder") as refused:
+        ModelCosts(loaded("llama")).report(ModelComplexityRequest(target_length=3), 2**34)
+    assert refused.value.param == "target_length"
 
 
 @pytest.mark.sampled(kind=3)

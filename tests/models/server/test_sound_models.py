@@ -1,16 +1,21 @@
 """Models that hear, over real HTTP: what the list says, each operation, costs, and what is refused by name."""
 
 import shutil
+from io import BytesIO
 
 import httpx
+import pyarrow as pa
 import pytest
 from openai import OpenAI
+from pyarrow import parquet
 from tests.api.talk import post
 from tests.conftest import live_server
 from tests.models.inputs.sounds.small_sound_prompts import made
 from tests.models.inputs.sounds.small_sounds import file_of, sent, speech, written
 
 from attention_client import Client, InvalidRequest
+from attention_contract.schemas.openai_api.transcriptions import Transcription
+from attention_contract.wire import TABLES
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +122,23 @@ def test_a_conversation_with_a_sound_is_answered_and_looked_at(server, client):
         refused = http.post("/v1/chat/completions", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("media_type", TABLES)
+def test_the_attention_of_a_transcript_is_a_table_over_http(server, client, media_type):
+    sound, attention = sent(speech(1.0)), {"layers": ["cross.1", "decoder.0"], "heads": [2, 0], "top_k": 1}
+    body = {"model": "whisper", "file": sound, "attention": attention}
+    answer = httpx.post(f"{server}/v1/audio/transcriptions", json=body, headers={"Accept": media_type}, timeout=60)
+    assert answer.headers["content-type"] == media_type
+    assert answer.headers["vary"] == "Accept"
+    if media_type == next(iter(TABLES)):
+        rows = parquet.read_table(BytesIO(answer.content))
+    else:
+        rows = (pa.ipc.open_file if media_type.endswith("file") else pa.ipc.open_stream)(answer.content).read_all()
+    whole = httpx.post(f"{server}/v1/audio/transcriptions", json=body, timeout=60).json()
+    expected = Transcription(**whole).to_table([2, 0])
+    assert rows == expected
+    assert {"begin_s", "layer", "head", "entropy", "top_keys"} <= {*rows.column_names}
+    for name, value in (("response_format", "srt"), ("stream", True), ("attention", None)):
+        wrong = httpx.post(answer.url, json=body | {name: value}, headers={"Accept": media_type})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, name)

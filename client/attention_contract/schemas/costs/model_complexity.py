@@ -52,6 +52,9 @@ class ModelComplexityRequest(ContextFields):
 
     length: int = Field(default=1024, ge=1, lt=2**31)
     """The number of tokens of each text, without those of images; an image encoder has none."""
+    target_length: int | None = Field(default=None, ge=1, lt=2**31)
+    """The number of tokens of each target, for a model with an encoder and a decoder. Default: ``length``, or with
+    ``new_tokens`` the start token alone."""
     images: Annotated[list[ImageSize], Field(max_length=64)] = Field(default_factory=list)
     """The sizes of the images of each text, or of the images that an encoder reads as one batch."""
     batch: int = Field(default=1, ge=1, lt=2**31)

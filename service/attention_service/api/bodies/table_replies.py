@@ -9,10 +9,11 @@ from attention_contract.errors import InvalidRequest, NotAcceptable
 from attention_contract.json_writing import tensor_bytes
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
 from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.wire import JSON, TABLES
 from attention_service.runtime.scheduling.budget import Budget
 
-_GENERATES: Final = (ChatCompletionRequest, CompletionRequest, ResponseRequest)
+_GENERATES: Final = (ChatCompletionRequest, CompletionRequest, ResponseRequest, TranscriptionRequest)
 _COPIES: Final = 4
 """Bytes of a table and of its file, in those of the reply's numbers."""
 _OF_WEIGHTS: Final = ("top_k", "select", "pool", "average_heads")
@@ -34,6 +35,8 @@ def with_rows(request: Any) -> Any:
     if isinstance(request, _GENERATES):
         if request.stream:
             raise InvalidRequest.at("stream", "a table is one body; leave it out, or take JSON")
+        if getattr(request, "response_format", None) in ("text", "srt", "vtt"):
+            raise InvalidRequest.at("response_format", "a table takes the place of text; leave one of them out")
         if request.attention is None:
             raise InvalidRequest.at("attention", "a table has a row for each token and head; say what of its attention")
         return request

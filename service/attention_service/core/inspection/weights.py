@@ -324,7 +324,8 @@ def pooled_weights(problem: Problem, selection: Selection, size: int, weights: W
         return pooled  # nothing to pool, which max_pool1d refuses
     for tile, of_heads, of_queries in some_of(problem.q, placed_tiles(problem, selection)):
         values = weights(tile).to(dtype)  # [B, h, r, K]
-        across = max_pool1d(values.flatten(0, 1), size, ceil_mode=True)
+        width = min(size, values.shape[3])  # a CPU takes time for each key of a square, whether it is there or not
+        across = max_pool1d(values.flatten(0, 1), width, ceil_mode=True)
         across = across.reshape(*values.shape[:3], shape[3])
         for square in range(of_queries.start // size, -(-of_queries.stop // size)):
             rows_of = slice(

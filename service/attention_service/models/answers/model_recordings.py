@@ -51,7 +51,8 @@ def recording_of(
 
     ``found``: the results of the layers, with what is ``whole`` of each; ``states``: those around the layers.
     The crops of images follow each other as one sequence. Layers of stacks that recordings have no name for are left
-    out, and so are the taps with a dimension of keys of layers whose keys are not the tokens of one text.
+    out, and so are taps that recordings have no name for, such as ``mlp``, and those with a dimension of keys of layers
+    whose keys are not the tokens of one text.
     """
     reader, unseen = loaded.reader, unseen_layers(loaded)
     tensors: dict[str, dict[str, Array]] = {stack: {} for stack in get_args(RecordedStack)}
@@ -71,7 +72,7 @@ def recording_of(
         heads = loaded.places[str(key)].widths.heads
         attentions.append({"name": name, "heads": [f"L{number}H{head}" for head in range(heads)]})
     for (layer, kind), state in states.items():
-        if layer is None or kind == "entering":
+        if layer is None or kind not in AXES:
             continue
         stack, _, rest = layer_name(layer).partition(".")
         if stack in tensors and not (kind == "hidden" and rest.endswith(".cross")):

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attention_service.models.costs.implicit_costs import state_bytes
-from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
+from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, bias_bytes, own_scores_bytes
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 _MIN_SLAB: Final = 64
@@ -47,4 +47,5 @@ def generation_bytes(loaded: LoadedModel, choices: int, prompt: int, new_tokens:
     longer = 4 * (prompt + new_tokens) * largest  # a longer copy of one layer's is made
     states = prompt * config.hidden_size * STATES_OF_CACHED_PASS
     of_text = kept_bytes(loaded, prompt + new_tokens, alone=alone) + width * (longer + states)
-    return int(choices * (of_text + 4 * _LOGITS * config.vocab_size) + own_scores_bytes(loaded, 1, prompt, prompt))
+    pairs = own_scores_bytes(loaded, 1, prompt, prompt) + bias_bytes(loaded, 1, prompt, prompt)
+    return int(choices * (of_text + 4 * _LOGITS * config.vocab_size) + pairs)

@@ -20,4 +20,4 @@ def masked_stage(loaded: LoadedModel, memory: PassMemory, copies: int, length: i
     The answer counts copies.
     """
     some = min(copies, memory.in_part(length)) if loaded.stacks_texts else 1
-    return Stage(some, length, memory.rows_bytes(some, length, 1), times=copies / some, counted=copies)
+    return Stage(some, length, peak_bytes=memory.rows_bytes(some, length, 1), times=copies / some, counted=copies)

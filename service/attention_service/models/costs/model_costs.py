@@ -23,7 +23,7 @@ from attention_service.models.costs.question_stages import Stage, held, lens_sta
 from attention_service.models.inputs.input_stacks import SizedImage
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.readout import check_has_unembedding
-from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.runtime.operations.complexity.capacity import last_that
 
 _SHORT: Final = 512
@@ -62,16 +62,15 @@ class ModelCosts:
     def work(self, stage: Stage) -> PassWork:
         """The work of a stage."""
         one, sizes = self._pass(stage), self._sizes
-        head = 2 * stage.texts * sizes.head if stage.length and not sizes.images.encodes else 0
-        # The target of an encoder-decoder, which its logits are of, is mostly short.
-        rows = stage.rows if sizes.rows_alone or self._loaded.reader.pairs else stage.length
+        own = stage.length if stage.target is None else stage.target
+        head = 2 * stage.texts * sizes.head if own and not sizes.images.encodes else 0
+        rows = stage.rows if sizes.rows_alone else own
         products = one.flops + head * (rows - 1)
         every = stage.times * products
         if stage.rows_of_all is not None and sizes.rows_alone:
             every = stage.times * (one.flops - head) + stage.rows_of_all * head
         if stage.gradients:  # backward, a product by a matrix costs as much as forward, and one of two states twice
-            attended = sum(_attention_flops(place, stage.texts, stage.length, stage.length) for place in sizes.places)
-            every += stage.gradients * (products + attended)
+            every += stage.gradients * (products + self._attended(replace(stage, after=0)))
         reads = stage.times if stage.reads is None else stage.reads
         times = every / one.flops if one.flops else stage.times
         pass_work = PassWork(round(every), round(reads * one.bytes), one.ms * times)
@@ -122,6 +121,7 @@ class ModelCosts:
         encodes, last = sizes.images.encodes, length + request.new_tokens
 
         generates = request.new_tokens and not request.weights and self._loaded.model.can_generate()
+        target = self.target_of(request)
 
         def need(batch: int, tokens: int) -> int:
             """All memory besides the model, for so many tokens with the new ones."""
@@ -135,24 +135,24 @@ class ModelCosts:
 
         def stage(tokens: int, after: int = 0, images: Sequence[SizedImage] = ()) -> Stage:
             peak_bytes = memory.peak(batch, tokens, images, after + tokens, weights=request.weights)
-            return Stage(batch, tokens, peak_bytes, weights=request.weights, after=after, images=images)
+            return Stage(batch, tokens, peak_bytes=peak_bytes, weights=request.weights, after=after, images=images)
 
         cache_bytes = batch * memory.cache_bytes(last)
-        whole = stage(length, images=images)
+        whole = replace(stage(length, images=images), target=target)
         if generates:
             whole = replace(whole, peak_bytes=need(batch, last) - cache_bytes)
         kind = "weights" if request.weights else "reading" if request.new_tokens else "forward"
         prefill = self.priced(kind, [whole])
-        step = _NO_PASS if encodes else self.priced("tokens", [stage(1, last)])
+        step = _NO_PASS if encodes else self.priced("tokens", [self.step(stage(1, last), length)])
         fields: dict[str, Any] = {}
         if images:
             vision = self.priced("forward", [whole if encodes else stage(0, images=images)])
             fields = {"images": image_tokens(images), "vision": vision}
         if request.lens:
             check_has_unembedding(self._loaded, "lens")
-            wanted = "target" if self._loaded.reader.pairs else "text"
+            wanted = "text" if target is None else "target"
             places = [place for place in self._loaded.all_places if place.queries == wanted]
-            readings = lens_cost(self._loaded, request.lens, places, batch * length)
+            readings = lens_cost(self._loaded, request.lens, places, batch * (target or length))
             fields["lens"] = self.priced("lens", lens_stages(whole, readings))
         if request.likelihood:
             check_masked(self._loaded, "likelihood")
@@ -179,6 +179,24 @@ class ModelCosts:
             **fields,
         )
 
+    def target_of(self, request: ModelComplexityRequest) -> int | None:
+        """The tokens of each target of a question about costs; None for a model without. Raises InvalidRequest."""
+        if self._loaded.reader.pairs:
+            return request.target_length or (1 if request.new_tokens else request.length)
+        if request.target_length is not None:
+            raise InvalidRequest.at("target_length", "the model has no decoder beside an encoder; leave it out")
+        return None
+
+    def reading(self, stage: Stage) -> Stage:
+        """The stage of reading a prompt: of a model with an encoder and a decoder, with the decoder's first token."""
+        return replace(stage, target=1) if self._loaded.reader.pairs else stage
+
+    def step(self, stage: Stage, prompt: int) -> Stage:
+        """The stage of one further token: of a model with an encoder and a decoder, of the decoder alone."""
+        if not self._loaded.reader.pairs:
+            return stage
+        return replace(stage, length=0, target=1, after=stage.after - prompt, encoded=prompt)
+
     def sized(self, request: ModelComplexityRequest) -> tuple[int, int, list[SizedImage]]:
         """The texts of a question about costs, their tokens with those of images, and the images of each.
 
@@ -196,7 +214,8 @@ class ModelCosts:
     def _pass(self, stage: Stage) -> PassWork:
         """The work of one pass over the tokens of a stage and its images, which makes one row of logits."""
         sizes, batch, tokens, images = self._sizes, stage.texts, stage.length, stage.images
-        encodes, itemsize, keys = sizes.images.encodes, sizes.itemsize, stage.after + stage.length
+        own = tokens if stage.target is None else stage.target
+        encodes, itemsize, keys = sizes.images.encodes, sizes.itemsize, stage.after + own
         products = layers = parameters = cached = states = 0
         if images:
             times, (crops, length) = self.memory.times(batch, images), sizes.images.shape(images)
@@ -207,14 +226,15 @@ class ModelCosts:
         if adapter is not None:
             products += 2 * adapter.numbers * batch * max(tokens, 1)
             parameters += adapter.files.bytes
-        if tokens and not encodes:
-            products += batch * (2 * sizes.matrices * tokens + 2 * sizes.head)
-            products += sum([_attention_flops(place, batch, tokens, keys) for place in sizes.places])
+        if own and not encodes:
+            of_text = sizes.matrices - sizes.target_matrices
+            products += 2 * batch * (of_text * tokens + sizes.target_matrices * own + sizes.head)
+            products += self._attended(stage)
             products += implicit_flops(sizes.implicit, batch, tokens) if stage.weights and sizes.implicit else 0
             layers += sizes.layers
             parameters += sizes.parameter_bytes - sizes.images.parameter_bytes
             cached = batch * self.memory.cache_bytes(keys)
-            states += sizes.layers * batch * tokens * sizes.layer_numbers
+            states += batch * (sizes.layers_of_text * tokens + sizes.layers_of_target * own) * sizes.layer_numbers
             if stage.weights and not stage.after:
                 states += _OF_SCORES * batch * tokens * keys * sum([place.widths.heads for place in sizes.places])
         states *= itemsize
@@ -224,6 +244,19 @@ class ModelCosts:
         )
         rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, itemsize))
         return PassWork(products, parameters + cached, 1e3 * rates.median)
+
+    def _attended(self, stage: Stage) -> int:
+        """The matrix products of all attentions of a pass."""
+        own = stage.length if stage.target is None else stage.target
+        text = stage.length + stage.encoded
+        counted = 0
+        for place in self._sizes.places:
+            queries = own if place.queries == "target" else stage.length
+            keys = queries + stage.after
+            if place.queries == "target" and place.keys != "target":
+                keys = text + (keys if place.keys == BOTH else 0)
+            counted += _attention_flops(place, stage.texts, queries, keys) if queries else 0
+        return counted
 
 
 def check_counts(request: ModelComplexityRequest, reply: ModelComplexityReply) -> ModelComplexityReply:
@@ -237,6 +270,7 @@ def check_counts(request: ModelComplexityRequest, reply: ModelComplexityReply) -
 
 def _too_large(request: ModelComplexityRequest) -> InvalidRequest:
     sizes = {"length": request.length, "new_tokens": request.new_tokens, "batch": request.batch}
+    sizes |= {"target_length": request.target_length or 0}
     largest = max(sizes, key=sizes.__getitem__)
     return InvalidRequest.at(largest, "its counts do not fit 64 bits; ask for smaller sizes")
 
@@ -244,7 +278,7 @@ def _too_large(request: ModelComplexityRequest) -> InvalidRequest:
 @lru_cache(maxsize=4096)  # asked before each pass; a process has one model
 def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) -> int:
     """The matrix products of one attention over the pairs that its masks allow, and of what is cached before."""
-    if tokens == keys:
+    if tokens == keys or place.keys == "text" != place.queries:
         return flops(place.bound(batch, tokens, keys), masked=True).matmul
     widths, keys = place.widths, keys if place.reach is None else min(keys, place.reach)
     pairs = widths.heads * tokens * keys

@@ -11,7 +11,7 @@ from attention_service.models.costs.image_costs import ImageCosts
 from attention_service.models.costs.implicit_costs import shown_places
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.matrix_products import linear_matrices
-from attention_service.models.passes.attention_places import kinds_of
+from attention_service.models.passes.attention_places import TARGET, kinds_of
 
 _TILES: Final = 8 * 4
 """Bytes of a tile in which weights are inspected, for each of its scores."""
@@ -60,6 +60,11 @@ class ModelSizes:
         self.image_width = self.width if encodes else int(getattr(vision, "hidden_size", 0))
         self.matrices = 0 if encodes else _matrices(model, [head, *self.images.modules], config)
         """Numbers that each token is multiplied by."""
+        pairs = loaded.reader.pairs
+        self.target_matrices = _of_target(loaded, head) if pairs else 0
+        """Those of them that each token of a target is multiplied by, in a model with an encoder and a decoder."""
+        self.layers_of_target = sum(place.queries == "target" for place in self.places) if pairs else 0
+        self.layers_of_text = self.layers - self.layers_of_target
         self.rows_alone = "logits_to_keep" in loaded.reader.names
         """True if the model computes logits of wanted rows alone."""
         self.layer_numbers = _STATES_AT_ONCE * self.width + _INNER * self.inner
@@ -90,3 +95,10 @@ def _matrices(model: nn.Module, without: Collection[nn.Module | None], config: A
     stacked = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 3 and len(parameter) > 1)
     single = sum(matrix.numel() for matrix in _weights(model, without))
     return single + stacked * int(visited) // int(experts)
+
+
+def _of_target(loaded: LoadedModel, head: nn.Module | None) -> int:
+    """The numbers of the matrices that have as many rows in the short run as its target has tokens."""
+    products = loaded.short_products
+    sizes = {module: matrix.numel() for module in products for matrix in linear_matrices([module])}
+    return sum(size for module, size in sizes.items() if module is not head and products[module] == 2 * size * TARGET)

@@ -44,6 +44,10 @@ _ROWS: Final = 64
 """The most rows of a Jacobian that are differentiated at once."""
 _CORRECTED: Final = 5
 """Copies of the weights of a layer that their correction holds at once."""
+_BIASES: Final = 2
+"""Copies of the biases of all heads, alone and with the padding, that a pass holds."""
+_BUCKETS: Final = 32
+"""Bytes for each query and key by which its biases are looked up, beside one copy of them."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
 
 
@@ -52,6 +56,15 @@ def own_scores_bytes(loaded: LoadedModel, batch: int, queries: int, keys: int) -
     if loaded.attention.way == "computed":
         return 0
     return _OWN_SCORES * 4 * batch * _most(loaded.places.values(), queries, keys)
+
+
+def bias_bytes(loaded: LoadedModel, batch: int, queries: int, keys: int) -> int:
+    """The memory of the biases that the model makes for each head, query and key; 0 for a model without."""
+    biased = [place for place in loaded.places.values() if place.biased]
+    if not biased:
+        return 0
+    of_all = loaded.model.dtype.itemsize * _most(biased, queries, keys)
+    return max(_BIASES * batch * of_all, _BUCKETS * queries * keys + of_all)
 
 
 def _scores(place: AttentionPlace, queries: int, keys: int) -> int:
@@ -262,7 +275,8 @@ class PassMemory:
         logits = batch * rows * self._sizes.vocabulary * (self._sizes.itemsize + 8)
         scores = batch * _most(self._sizes.kinds, length, keys)
         own = own_scores_bytes(self._loaded, batch, max(length, keys) if self._loaded.reader.pairs else length, keys)
-        return states + logits + (own or min(_SCORES * 4 * scores, KERNEL_BYTES))
+        biases = bias_bytes(self._loaded, batch, max(length, keys), keys)
+        return states + logits + biases + (own or min(_SCORES * 4 * scores, KERNEL_BYTES))
 
     def image_bytes(self, images: Stack | None) -> int:
         """The memory of one layer that sees images, in a model that reads text too."""

@@ -27,6 +27,8 @@ class Stage:
     texts: int
     length: int
     """Tokens of each text."""
+    target: int | None = None
+    """Tokens of the decoder, of a model with an encoder and a decoder; default: ``length``."""
     peak_bytes: int = 0
     """Memory besides the model."""
     weights: bool = False
@@ -42,7 +44,9 @@ class Stage:
     gradients: int = 0
     """Number of backward passes after the forward pass."""
     after: int = 0
-    """Number of cached tokens before ``length``."""
+    """Number of cached tokens before ``length``, or before ``target``."""
+    encoded: int = 0
+    """Number of tokens of the encoder whose keys a decoder has from earlier passes."""
     images: Sequence[SizedImage] = ()
     beside: Traffic | None = None
     """Operations outside the passes, such as the readings of a lens."""
@@ -62,15 +66,15 @@ def input_stage(memory: PassMemory, checked: CheckedRequest, request: ModelInput
     """Return the forward pass over an input. ``points``: points of an integrated gradient in one batch."""
     inputs, weights = checked.inputs, isinstance(request, ModelWeightsRequest | ModelGradientsRequest)
     return Stage(
-        len(inputs.predicted.ids), max(inputs.predicted.length, inputs.text.length),
+        len(inputs.predicted.ids), inputs.text.length, None if inputs.target is None else inputs.target.length,
         memory.needed_bytes(checked, request, points), weights=weights, images=memory.images_of(checked),
     )  # fmt: skip
 
 
 def sweep_stage(memory: PassMemory, sizes: SweepSizes, copies: int, images: Sequence[SizedImage] = ()) -> Stage:
     """Return the pass without edits, with the peak memory of a pass over ``copies`` edited copies of the texts."""
-    length = max(sizes.length, sizes.keys)
-    return Stage(sizes.batch, length, memory.sweep_bytes(sizes, copies), images=images)
+    target = None if sizes.length == sizes.keys else sizes.length
+    return Stage(sizes.batch, sizes.keys, target, memory.sweep_bytes(sizes, copies), images=images)
 
 
 def lens_stages(stage: Stage, readings: LensCost) -> list[Stage]:
@@ -82,7 +86,7 @@ def lens_stages(stage: Stage, readings: LensCost) -> list[Stage]:
 def rows_stage(memory: PassMemory, rows: int, length: int, *, of: int | None = None) -> Stage:
     """Return the passes for one batch of Jacobian rows of a text; with ``of``, for all ``of`` rows."""
     times = 1 if of is None else -(-of // rows)
-    return Stage(rows, length, memory.jacobian_bytes(rows, length), times=3 * times)
+    return Stage(rows, length, peak_bytes=memory.jacobian_bytes(rows, length), times=3 * times)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ def context_stages(
     """Return the stages of a request for sources, in the order in which they run."""
     length, answer, many = sizes.length, sizes.answer, len(sizes.sources)
     peak_bytes = memory.rows_bytes(1, length, answer)
-    one = Stage(1, length, peak_bytes + memory.answer_weights_bytes(answer, length), rows=answer, measure="attention")
+    one = Stage(
+        1, length, peak_bytes=peak_bytes + memory.answer_weights_bytes(answer, length), rows=answer, measure="attention"
+    )
     stages = [one]
     if "gradient" in wanted:
         passes = 1 + sizes.sentences
@@ -125,7 +131,7 @@ def context_stages(
             some = order[start : start + at_once]
             longest = max(lengths[measure][chosen] for chosen in some)
             stages.append(Stage(
-                len(some), longest, memory.rows_bytes(len(some), longest, answer), rows=answer,
+                len(some), longest, peak_bytes=memory.rows_bytes(len(some), longest, answer), rows=answer,
                 counted=len(some), measure=measure, sources=some,
             ))  # fmt: skip
     return stages

@@ -59,6 +59,8 @@ class _Sum:
     state: _Slot
     output: nn.Module
     attention: nn.Module | None = None
+    rows: bool = False
+    """True if the output has the texts of a batch one behind the other."""
 
     def factor(self, traces: ModuleTraces, tolerance: float) -> float | None:
         """The factor of the output in the sum; None if the end is no such sum, or is one without the output."""
@@ -112,6 +114,7 @@ def _found_in(
     """The sums that hold of the layers that run, and why the others have none; adds to the ``widths`` of states."""
     with traced(_modules_of(layers)) as traces, torch.no_grad():
         run()
+    _unfold(traces, layers)
     sums = {layer: _Sums(layer, places, traces, tolerance) for layer, places in layers.items() if layer in traces.made}
     for layer in sums:
         if traces.made[layer].ndim == 3 and not layers[layer][0].channels_first:
@@ -145,21 +148,38 @@ def _tried(
         if not sums:
             break
         random = [
-            (Site(candidate_sum.output), _random(_state(candidate_sum.end, traces))) for candidate_sum in sums.values()
+            (Site(one.output, rows_of=layer if one.rows else None), _random(_state(one.end, traces)))
+            for layer, one in sums.items()
         ]
         with changing(random), traced(_modules_of(sums)) as changed, torch.no_grad():
             run()
+        _unfold(changed, sums)
         for layer, candidate_sum in sums.items():
             if (factor := candidate_sum.factor(changed, tolerance)) is not None:
                 proven[layer] = candidate_sum, factor
     return proven
 
 
+def _unfold(traces: ModuleTraces, layers: Iterable[nn.Module]) -> None:
+    """See the states of modules that have the texts of a batch one behind the other as those of their layer."""
+    for layer in layers:
+        end = traces.made.get(layer)
+        if end is None or end.ndim != 3:
+            continue
+        for module, states in product(layer.modules(), (traces.given, traces.made)):
+            state = states.get(module)
+            if state is not None and state.ndim == 2 and state.shape == (end.shape[:-1].numel(), end.shape[-1]):
+                states[module] = state.view_as(end)
+                if states is traces.made:
+                    traces.rows.add(module)
+
+
 def _site(place: AttentionPlace, places: Sequence[AttentionPlace], chosen: _Sum, factor: float) -> Site:
     batch_first: Callable[[State], State] | None = None if chosen.end.channels_last else place.batch_first
     if factor != 1:
         batch_first = _times(factor, batch_first)
-    return Site(chosen.output, False, place.turn, turns_of(place.layer, places), batch_first)
+    turns, rows_of = turns_of(place.layer, places), place.layer if chosen.rows else None
+    return Site(chosen.output, False, place.turn, turns, batch_first, rows_of=rows_of)
 
 
 def _times(factor: float, batch_first: Callable[[State], State] | None) -> Callable[[State], State]:
@@ -251,7 +271,8 @@ class _Sums:
                 fewer = [residual(state, attention), *([] if attention is None else [residual(state, output)])]
                 if left <= tolerance and left < min(fewer) / 2:
                     module = None if attention is None else attention.module
-                    candidates.append((module is not None, left, _Sum(target, state, output.module, module)))
+                    rows = output.module in traces.rows
+                    candidates.append((module is not None, left, _Sum(target, state, output.module, module, rows)))
                     break
         before = [state for state in states if not self._is_attended(state) and not self._is_made_behind(state)]
         alone = (residual(state, one) for state, one in product(before, beside))

@@ -94,6 +94,8 @@ class AttentionPlace:
     """The numbers of its running state for each value, if it has one."""
     windows: LayerWindows | None = None
     """The windows within which it attends; None if it attends over all tokens."""
+    biased: bool = False
+    """True if the model gives each head a bias of its own for each query and key, as T5 does."""
 
     @cached_property
     def kind(self) -> Hashable:
@@ -320,5 +322,6 @@ def find_places(
             time_first,
             calls=attention.calls_of(one.module),
             beside=attention.taps_beside(one.module),
+            biased=raw.mask is not None and raw.mask.ndim == 4 and min(raw.mask.shape[1:3]) > 1,
         )
     return places

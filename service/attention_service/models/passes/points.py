@@ -63,6 +63,8 @@ class Site:
     """Makes a change of states ``[B, L, width]`` one of the states that the module has; None if they are such."""
     experts: ExpertCall | None = None
     """The weights of experts that the module is given beside its states, if they are the point."""
+    rows_of: nn.Module | None = None
+    """The layer whose states are ``[B, L, width]`` if those of the module are their rows, ``[B · L, width]``."""
 
 
 class LayerStates(NamedTuple):
@@ -158,14 +160,16 @@ def changing(changes: Iterable[tuple[Site, State]]) -> Iterator[None]:
     calls: dict[tuple[nn.Module, bool], dict[int, list[State]]] = {}
     turns: dict[tuple[nn.Module, bool], int] = {}
     routed: dict[tuple[nn.Module, bool], ExpertCall] = {}
-    for site, change in changes:
-        side = site.module, site.given
-        own = change if site.batch_first is None else site.batch_first(change)
-        calls.setdefault(side, {}).setdefault(site.turn, []).append(own)
-        turns[side] = max(site.turns, turns.get(side, 1))
-        if site.experts is not None:
-            routed[side] = site.experts
     with ExitStack() as stack:
+        for site, change in changes:
+            side = site.module, site.given
+            own = change if site.batch_first is None else site.batch_first(change)
+            if site.rows_of is not None:
+                own = stack.enter_context(_unfolding(site.rows_of, own))
+            calls.setdefault(side, {}).setdefault(site.turn, []).append(own)
+            turns[side] = max(site.turns, turns.get(side, 1))
+            if site.experts is not None:
+                routed[side] = site.experts
         for side, by_turn in calls.items():
             module, given = side
             changes_by_turn = {turn: one_by_one(made) if len(made) > 1 else made[0] for turn, made in by_turn.items()}
@@ -175,6 +179,22 @@ def changing(changes: Iterable[tuple[Site, State]]) -> Iterator[None]:
             else:
                 stack.callback((before if given else after)(module, change))
         yield
+
+
+@contextmanager
+def _unfolding(layer: nn.Module, change: State) -> Iterator[State]:
+    """Yield a change of the states of a layer as one of their rows, one text behind the other."""
+    sizes: list[int] = []
+
+    def note(_: nn.Module, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        sizes[:] = (args[0] if args else options["hidden_states"]).shape[:-1]
+
+    def changed(rows: Tensor) -> Tensor | None:
+        new = change(rows.view(*sizes, rows.shape[-1]))
+        return None if new is None else new.reshape(rows.shape)
+
+    with noting_calls([layer], note):
+        yield changed
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def _generating(
             raise
         field = "text" if request.messages is None else "messages"
         raise InvalidRequest(fault.detail.replace("prompt", field, 1), param=field, **fault.facts) from None
-    reading = Stage(1, plan.longest_pass, plan.needed_bytes(loaded))
+    reading = Stage(1, plan.longest_pass, peak_bytes=plan.needed_bytes(loaded))
     later = stages_of(loaded, costs, request, context, facts["free_bytes"])
 
     def run() -> AnswerGeneration:

@@ -23,7 +23,7 @@ from attention_service.models.process.served import Answer, Parts, PricedRun
 
 _FORBIDS: Final = frozenset({"index_scores", "logits", "logprob", "lse", "masked_scores", "targets"})
 """Fields in which −∞ says that a token or a key is forbidden."""
-_UNKNOWN: Final = PAIR_STATISTICS | OF_SOME.keys() | {RECEIVED, "effects"}
+_UNKNOWN: Final = PAIR_STATISTICS | OF_SOME.keys() | {RECEIVED, "effects", "relative_gap"}
 """Fields in which NaN says that there is no such number. Those that are measured as effects are looked at before."""
 _OTHERS: Final = frozenset({"labels", "ran", "usage"})
 """Fields that hold no numbers of the model."""

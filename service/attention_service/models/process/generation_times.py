@@ -12,10 +12,10 @@ def generation_time(costs: ModelCosts, generation: RunningGeneration) -> RunTime
     texts, lengths, tokens = generation.sizes
     if generation.has_mates or not generation.times or not tokens:
         return None
-    parts = {"reading": sum(costs.work(Stage(1, length)).ms for length in lengths)}
+    parts = {"reading": sum(costs.work(costs.reading(Stage(1, length))).ms for length in lengths)}
     if (steps := tokens / texts - 1) > 0:
         longest = max(lengths)
-        parts["tokens"] = steps * costs.work(Stage(texts, 1, after=longest + round(steps / 2))).ms
+        parts["tokens"] = steps * costs.work(costs.step(Stage(texts, 1, after=longest + round(steps / 2)), longest)).ms
     time, kind = NOTHING, ", attention" if generation.is_seen else ""
     for part, predicted_ms in parts.items():
         time += costs.pace.estimate(part + kind, predicted_ms)

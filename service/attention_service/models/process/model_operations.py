@@ -131,7 +131,7 @@ def _generation(plan_of: Callable[[LoadedModel, Any], GenerationPlan]) -> Work:
         def run() -> RunningGeneration:
             return RunningGeneration(model.decoder, request, plan, lambda told: emit(lines_of(told)), facts["reader"])
 
-        stage = Stage(1, plan.longest_pass, need)
+        stage = Stage(1, plan.longest_pass, peak_bytes=need)
         return PricedRun(stage.peak_bytes, run, model.costs.seconds(stage), generates=True)
 
     return work

@@ -157,9 +157,9 @@ def joined(model: AskedModel, questions: Sequence[Question]) -> list[Answer]:
     """Answer questions of one group by one pass."""
     request, checked = questions[0][0], [asked for _, asked in questions]
     texts = sum(len(asked.inputs.predicted.ids) for asked in checked)
-    length = max(max(asked.inputs.predicted.length, asked.inputs.text.length) for asked in checked)
-
-    shared = Stage(texts, length, weights=isinstance(request, ModelWeightsRequest))
+    length = max(asked.inputs.text.length for asked in checked)
+    targets = [asked.inputs.target.length for asked in checked if asked.inputs.target is not None]
+    shared = Stage(texts, length, max(targets, default=None), weights=isinstance(request, ModelWeightsRequest))
     runs = TimedRuns(model.costs, shared, _purpose(request))
     replies = runs.run(lambda: joined_replies(model.loaded, questions))
     for reply in replies:
@@ -260,7 +260,9 @@ def scores(model: AskedModel, request: RerankRequest | ScoreRequest, *_: object)
         return _of_texts(model, plan.embedding, answer)
     texts, length = len(plan.rows), max(plan.lengths)
     some = min(texts, memory.in_part(length))
-    return model.in_parts([Stage(some, length, memory.rows_bytes(some, length, 1), counted=some)], answer, some)
+    return model.in_parts(
+        [Stage(some, length, peak_bytes=memory.rows_bytes(some, length, 1), counted=some)], answer, some
+    )
 
 
 def similarity(model: AskedModel, request: TextSimilarityRequest, *_: object) -> PricedRun:
@@ -282,7 +284,9 @@ def _of_texts(
     need = plan.needed_bytes(model.loaded) + (memory.graph_bytes(texts, length) if graph else 0)
     times = BACKWARD if graph else 1
     some = min(texts, memory.in_part(length, times))
-    return model.in_parts([Stage(some, length, need, times=times, counted=times * some)], answer, times * some)
+    return model.in_parts(
+        [Stage(some, length, peak_bytes=need, times=times, counted=times * some)], answer, times * some
+    )
 
 
 def _of_pair(model: AskedModel, request: TextSimilarityRequest) -> PricedRun:

@@ -115,8 +115,6 @@ class ProbeService:
                 raise InvalidRequest.at(name, f"expected [d], one number for each of the feature; got {[*x.shape]}")
             if x is not None and not np.isfinite(x).all():
                 raise InvalidRequest.at(name, "expected finite numbers")
-        if scale is not None and (scale.shape != w.shape or not scale.all()):
-            raise InvalidRequest.at("scale", f"expected {len(w)} numbers other than 0, one for each weight")
         reply = await self._models.ask(facts.model, "features", FeaturesRequest(of=feature.asked))
         ((name, x),) = feature.read(from_pieces(reply.pieces, "reply", FeaturesReply).features).items()
         if x.shape[-1:] != w.shape:
@@ -124,6 +122,8 @@ class ProbeService:
                 "weights", f"expected [{x.shape[-1]}], as wide as the feature of this model; got {[*w.shape]}",
                 expected=[x.shape[-1]], actual=[*w.shape],
             )  # fmt: skip
+        if scale is not None and (scale.shape != w.shape or not scale.all()):
+            raise InvalidRequest.at("scale", f"expected {len(w)} numbers other than 0, one for each weight")
         layer = None if isinstance(request.of, StatisticFeature) else request.of.layer
         entry = ProbeLayer(layer=layer, bias=request.bias or 0.0)
         w = feature.weights(name, w if scale is None else w / scale)

@@ -21,6 +21,7 @@ from attention_service.modules.checkpoints.checkpoint_files import (
     TINY,
     Checkpoint,
     inside,
+    is_kept,
     open_checkpoint,
     ships,
 )
@@ -60,10 +61,14 @@ def paths(root: Path) -> Iterator[str]:
     if ships(root):
         yield TINY
     top = root.resolve()
-    for folder, folders, files in os.walk(top):
+    for folder, folders, entries in os.walk(top):
         place = Path(folder).relative_to(top)
         below = [] if len(place.parts) >= _DEPTH else sorted(folders)
-        folders[:] = [folder for folder in below if folder[0] != "." and (place.parts or folder not in OWN_FOLDERS)]
+        files = entries
+        if place.parts and place.parts[0] in OWN_FOLDERS:
+            below = [name for name in below if not is_kept(top, top / place / name)]
+            files = [name for name in entries if not is_kept(top, top / place / name)]
+        folders[:] = [name for name in below if name[0] != "."]
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
         ggufs = sorted(file for file in files if file.endswith(GGUF) and not _LATER_PART.search(file))
         others = ADAPTER_CONFIG in files or ("config.json" in files and len(ggufs) < 2) or len(ggufs) == 1

@@ -23,7 +23,8 @@ from attention_service.modules.checkpoints.forms import FORMS
 from attention_service.modules.checkpoints.forms.form import Form, Part, Stored, StoredHeader, unreadable
 from attention_service.modules.checkpoints.forms.gguf.gguf_header import GGUF
 from attention_service.modules.checkpoints.json_objects import UnreadableJson, read_object
-from attention_service.modules.store_files import open_tensors
+from attention_service.modules.recording_files import RECORDING_ID
+from attention_service.modules.store_files import OF_OWNERS, PARAMETERS, open_tensors
 
 _SUFFIX: Final = ".safetensors"
 SINGLE: Final = "model.safetensors"
@@ -35,7 +36,7 @@ _PICKLED: Final = {".bin", ".ckpt", ".pt", ".pth"}
 """Formats that ``attention convert`` reads."""
 OUTSIDE: Final = "link, and not to a file inside the model repository; put the file in its place"
 OWN_FOLDERS: Final = ("modules", "recordings", "lenses", "probes", "vectors")
-"""Folders of the model repository with what the server keeps, which are no checkpoints."""
+"""Folders of the model repository with what the server keeps, which is no checkpoint. There may be checkpoints too."""
 TINY: Final = "tiny"
 """The path of the checkpoint that ships with the server. One of this path in the model repository goes before it."""
 _PACKAGE: Final = Path(attention_service.__file__).parent
@@ -163,7 +164,7 @@ def gguf_file(root: Path, checkpoint: str) -> Path | None:
         return None
     if place.is_file():
         return place if place.suffix == GGUF else None
-    files = [] if any(place.glob(f"*{_SUFFIX}")) else sorted(place.glob(f"*{GGUF}"))
+    files = [] if _tensor_names(root, place) else sorted(place.glob(f"*{GGUF}"))
     if len(files) > 1:
         raise InvalidCheckpoint.at(
             "checkpoint", f"{checkpoint} holds {len(files)} GGUF files; name one, such as {checkpoint}/{files[0].name}"
@@ -191,7 +192,7 @@ def check_fetched(root: Path, folder: Path) -> None:
 
 
 def inside(root: Path | None, folder: Path, path: str) -> Path | None:
-    """The place of a path, if it exists and lies inside the repository, but not in a folder of the server's own.
+    """The place of a path, if it exists and lies inside the repository, and is nothing that the server keeps there.
 
     ``root``: None for any place.
     """
@@ -202,8 +203,29 @@ def inside(root: Path | None, folder: Path, path: str) -> Path | None:
     if root is None:
         return place
     top = root.resolve()
-    own = any(place.is_relative_to((top / name).resolve()) for name in OWN_FOLDERS)
-    return place if place.is_relative_to(top) and not own else None
+    return place if place.is_relative_to(top) and not is_kept(top, place) else None
+
+
+def is_kept(top: Path, place: Path) -> bool:
+    """True for what the server keeps in its folders of the repository ``top``, and for such a folder of nothing else.
+
+    The server keeps folders with files of parameters in ``modules``, and files named by an id in the others, also below
+    ``of``. All else in them are checkpoints, and files of one that has their name.
+    """
+    for name in OWN_FOLDERS:
+        folder = (top / name).resolve()
+        if not place.is_relative_to(folder):
+            continue
+        if place == folder:
+            return not any(entry.is_file() and not _is_kept_in(folder, entry.name) for entry in folder.glob("*"))
+        return _is_kept_in(folder, place.relative_to(folder).parts[0])
+    return False
+
+
+def _is_kept_in(folder: Path, name: str) -> bool:
+    """True for an entry of this name of one of the server's folders that the server keeps, or that is hidden."""
+    id_of_file = name.endswith(_SUFFIX) and RECORDING_ID.fullmatch(name.removesuffix(_SUFFIX)) is not None
+    return name[0] == "." or name == OF_OWNERS or id_of_file or any((folder / name).glob(PARAMETERS))
 
 
 def _tensor_files(root: Path | None, place: Path, named: object) -> dict[str, Path]:
@@ -221,7 +243,14 @@ def _tensor_files(root: Path | None, place: Path, named: object) -> dict[str, Pa
     indexes = sorted(entry.name for entry in place.glob(f"*{_INDEX}"))
     if len(indexes) == 1 or MAIN_INDEX in indexes:
         return _indexed(root, place, MAIN_INDEX if MAIN_INDEX in indexes else indexes[0])
-    return _tensors_of(root, place, sorted(entry.name for entry in place.glob(f"*{_SUFFIX}")))
+    return _tensors_of(root, place, _tensor_names(root, place))
+
+
+def _tensor_names(root: Path | None, folder: Path) -> list[str]:
+    """The names of the safetensors files of a folder, without those that the server keeps there."""
+    top = None if root is None else root.resolve()
+    files = sorted(folder.glob(f"*{_SUFFIX}"))
+    return [file.name for file in files if top is None or not is_kept(top, file)]
 
 
 def _tensors_of(root: Path | None, folder: Path, files: list[str]) -> dict[str, Path]:

@@ -1,6 +1,5 @@
 """Selected and edited parts of a request's taps: every index is checked against the sizes."""
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import AddedVector, Edit, Select, Tap, TokenLabels, WeightsSelect
 from attention_contract.spec import AttentionSpec
+from attention_contract.tensors import DTYPES
 from attention_service.core.attention import has_implicit_weights, taps_of
 from attention_service.core.edits import AXES
 from attention_service.core.methods import approximation_of
@@ -106,7 +106,6 @@ def check_edit(edit: Edit, bound: BoundRequest, param: str) -> None:
 
 def check_edit_sizes(edit: Edit, bound: BoundRequest, param: str) -> None:
     """Check the indices and the value of an edit of a tap that the attention has."""
-    dtype = TORCH_DTYPES[bound.dtype]
     heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
     sizes: dict[str, tuple[list[int] | None, int]] = {
         "heads": (edit.heads, heads),
@@ -136,21 +135,21 @@ def check_edit_sizes(edit: Edit, bound: BoundRequest, param: str) -> None:
     part += [widths[edit.tap]] if edit.tap in widths else []
     if edit.tap == "output" and bound.module is None and not bound.layout.merged:
         part.insert(1, bound.heads)
-    if edit.set is not None and math.isfinite(edit.set) and abs(edit.set) > torch.finfo(dtype).max:
-        raise InvalidRequest.at(
-            f"{param}.set", f"{edit.set:g} is too large for {bound.dtype}, in which this is computed"
-        )
     if isinstance(edit.add, AddedVector):
         raise InvalidRequest.at(f"{param}.add", "vectors belong to whole models; send the numbers that are added")
     for name, tensor in (("value", edit.value), ("add", edit.add)):
         if tensor is not None and not broadcasts(tensor.shape, part):
             raise wrong_shape(f"{param}.{name}", f"a shape that broadcasts to {part}", tensor)
-    if edit.add is not None:
-        if not np.isfinite(edit.add).all():
-            raise InvalidRequest.at(f"{param}.add", "expected finite numbers; got NaN or infinity")
-        if edit.add.size and (largest := float(np.abs(edit.add).max())) > torch.finfo(dtype).max:
+    if edit.add is not None and not np.isfinite(edit.add).all():
+        raise InvalidRequest.at(f"{param}.add", "expected finite numbers; got NaN or infinity")
+    most = torch.finfo(TORCH_DTYPES[bound.dtype]).max
+    for name, given in (("set", edit.set), ("value", edit.value), ("add", edit.add)):
+        if given is None or np.can_cast(np.asarray(given).dtype, DTYPES[bound.dtype]):
+            continue
+        numbers = np.abs(np.asarray(given))
+        if (largest := float(numbers.max(initial=0, where=np.isfinite(numbers)))) > most:
             raise InvalidRequest.at(
-                f"{param}.add", f"{largest:g} is too large for {bound.dtype}, in which this is computed"
+                f"{param}.{name}", f"{largest:g} is too large for {bound.dtype}, in which this is computed"
             )
 
 

@@ -20,7 +20,7 @@ from attention_contract.schemas.openai_api.captions import captions
 from attention_contract.schemas.openai_api.responses import ModelResponse, ResponseRequest
 from attention_contract.schemas.openai_api.scoring import RerankRequest, ScoreRequest
 from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
-from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
+from attention_contract.schemas.openai_api.transcriptions import Transcription, TranscriptionRequest
 from attention_contract.wire import EVENTS, JSON, TABLES, from_body, to_json
 from attention_service.api.doors.openai.openai_errors import openai_error
 from attention_service.api.handlers import Handler, Reply, RequestContext, request_id, unless_gone
@@ -56,21 +56,23 @@ async def ask(call: RequestContext, body: Question) -> Response:
     return Reply(reply.pieces, reply.media_type, 200, {})
 
 
-async def transcribe(call: RequestContext, body: TranscriptionRequest) -> Response:
-    """The text of a sound: one object, a stream of pieces, the text alone, or captions."""
+async def transcribe(call: RequestContext, body: TranscriptionRequest) -> Response | Transcription:
+    """The text of a sound: one object, which may become a table, a stream of pieces, the text alone, or captions."""
     objects = call.engine.models.stream(body.model, "transcribe", body, call.deadline)
     if body.stream:
         first = await anext(objects)
         return EventStream(first, objects, call.deadline)
     async with aclosing(objects):
         pieces = [piece async for piece in objects]
+    if call.media_type in TABLES:
+        return from_body(Transcription, b"".join(pieces), JSON, "reply")
     form = body.response_format
     if form == "text":
         return PlainTextResponse(orjson.loads(pieces[-1])["text"])
     if form == "srt" or form == "vtt":  # noqa: PLR1714 -- mypy narrows no tuple
         cues = [(one["start"], one["end"], one["text"]) for one in orjson.loads(pieces[-1])["segments"]]
         return PlainTextResponse(captions(cues, form))
-    return Reply(pieces, JSON, 200, {})
+    return Reply(pieces, JSON, 200, {"Vary": "Accept"})
 
 
 OPENAI_HANDLERS: Final[Mapping[str, Handler]] = {

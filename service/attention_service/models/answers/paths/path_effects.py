@@ -27,6 +27,7 @@ from attention_service.models.answers.paths.path_ends import Component, path_end
 from attention_service.models.answers.paths.path_models import check_paths_known
 from attention_service.models.answers.paths.sent_states import SentChanges, SentStates, points_sent, sent_states
 from attention_service.models.costs.pass_memory import SweepSizes
+from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_runner import RunSpec
@@ -208,7 +209,8 @@ def _reference(
         return None
     param = "from.text" if senders.text is not None else "from.tokens"
     answer = request.answer if senders.text is not None else None
-    reference = loaded.reader.read(ModelInput(text=senders.text, tokens=senders.tokens, answer=answer))
+    with fields_named(text="from.text", tokens="from.tokens"):
+        reference = loaded.reader.read(ModelInput(text=senders.text, tokens=senders.tokens, answer=answer))
     own, other = inputs.predicted, reference.predicted
     real = [stack.ids >= 0 if stack.mask is None else stack.mask for stack in (own, other)]
     many = len(own.ids) if len(other.ids) == 1 else 1

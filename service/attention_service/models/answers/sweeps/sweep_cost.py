@@ -25,11 +25,13 @@ def sweep_cost(
         if place.queries != "media" and (place.mixes == "attention" or is_swept(loaded, sweep, place))
     ]
     check_swept(sweep, places, "sweep")
+    target = costs.target_of(request) or length
+    tokens = {"target": target}
     sizes = {
         place.key: {
             "heads": place.widths.kv_heads if sweep.tap in {"k", "v"} else place.widths.heads,
-            "queries": length,
-            "keys": length,
+            "queries": tokens.get(place.queries or "", length),
+            "keys": tokens.get(place.keys or "", length),
         }
         for place in places
     }
@@ -43,7 +45,7 @@ def sweep_cost(
     most = 1 if alone or beside_bytes else edits
     if sweep.tap == "weights":
         beside_bytes += most_matrix_bytes(loaded, implicit, batch, length)
-    texts = SweepSizes(batch, length, length, beside_bytes=beside_bytes)
+    texts = SweepSizes(batch, target, length, beside_bytes=beside_bytes)
     copies = costs.memory.copies_at_once(texts, most, free_bytes)
     first = sweep_stage(costs.memory, texts, copies, images)
     passes = len(begins) * ceil(edits / len(begins) / copies)

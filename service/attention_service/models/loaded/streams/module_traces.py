@@ -30,6 +30,8 @@ class ModuleTraces:
     """The number of calls that had begun or ended before its first call began."""
     done: dict[nn.Module, int] = field(default_factory=dict)
     """The same before its first call ended."""
+    rows: set[nn.Module] = field(default_factory=set)
+    """The modules that return the states of all texts one behind the other, which are seen as those of each text."""
 
 
 @contextmanager

@@ -58,6 +58,9 @@ class Layer(nn.Module):
             return 3.0 * middle + self.other(self.second(middle))
         if self.way == "behind a norm":
             return self.last(middle + self.other(middle))
+        if self.way == "rows":
+            rows = middle.reshape(-1, WIDTH)
+            return (rows + self.other(self.second(rows))).view(middle.shape)
         if self.way == "two":
             middle = middle + self.third(middle)
         return middle + self.other(self.second(middle))
@@ -89,10 +92,11 @@ def search(model, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("way", ["before norms", "parallel", "scaled", "weighted", "behind a norm"])
+@pytest.mark.parametrize("way", ["before norms", "parallel", "scaled", "weighted", "behind a norm", "rows"])
 def test_the_output_is_what_the_layer_adds(way, dtype):
     model = stack(way, dtype)
     states, found = search(model, dtype)
+    states = torch.cat([states, -states])  # of two texts, which the search has not seen
     seen = {}
     for number, layer in enumerate(model):
         assert isinstance(found[number], Site)

@@ -20,16 +20,17 @@ from attention_service.models.passes.shared_layers import Resumed
 
 KINDS = (
     "gpt2", "llama", "gpt_oss", "mixtral", "bert", "albert", "fsmt", "xlnet", "t5", "bart", "mamba", "lfm2", "bloom",
-    "vit",
+    "opt", "vit",
 )  # fmt: skip
-"""Among them states that are time first, layers that share a module, two stacks, experts, running states, images."""
+"""Among them states that are time first, or of all texts one behind the other, layers that share a module, two stacks,
+experts, running states, images."""
 ALTERED = ("input_ids", "decoder_input_ids", "pixel_values")
 NAMES = ("before", "hidden", "mlp", "output", "embeddings")
 MLPS = {
     "gpt2": "mlp", "llama": "mlp", "gpt_oss": "mlp", "mixtral": "mlp", "bert": "output.dense",
     "albert": "albert_layers.0.ffn_output", "fsmt": "fc2", "xlnet": "ff.layer_2", "bart": "fc2",
     "t5": "layer.2.DenseReluDense layer.1.DenseReluDense", "lfm2": "feed_forward", "bloom": "mlp.dense_4h_to_h",
-    "vit": "mlp",
+    "opt": "fc2", "vit": "mlp",
 }  # fmt: skip
 """The modules whose output a layer adds last, by the code of transformers; mamba has none."""
 TEXTS = 2
@@ -80,6 +81,9 @@ def plain_hook(kind, place, name, change):
         calls.append(None)
         if len(calls) - 1 != wanted:
             return None
+        if state.ndim == 2:
+            new = change(state.view(TEXTS, -1, state.shape[-1]))
+            return None if new is None else new.view(state.shape)
         turned = state.shape[0] != TEXTS
         new = change(state.transpose(0, 1) if turned else state)
         return new if new is None or not turned else new.transpose(0, 1)

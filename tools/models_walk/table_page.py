@@ -82,7 +82,8 @@ effects below 0.001 count as 0.001.
   these layers, and what the table of tokens returns. Each is that of a hook of plain PyTorch on the module in
   transformers, and the model's output is that of a hook which adds the same vector to every token there.
 - *point router*: the weights of the experts of the first and the last layer that has any are those that a hook on the
-  module of the experts sees. The output is that of a hook which halves them and takes the weight of one expert.
+  module of the experts sees. The output is that of a hook which halves them and takes the weight of one expert. If the
+  model predicts the next token, the gradient of a logit by them is that of autograd behind such a hook, in float64.
 
 | question | answered | refused | faults | largest error |
 |---|---|---|---|---|

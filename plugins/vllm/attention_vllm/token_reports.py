@@ -104,7 +104,7 @@ def _statistics(
     bound, options = texts[0].bound, texts[0].bound.ask.attention.statistic_options
     count, heads, keys = weights.shape
     device = weights.device
-    lengths = torch.tensor([[text.length] for text in texts], device=device)
+    lengths = torch.tensor([text.length for text in texts], device=device)[:, None]
     of_keys = query_tokens = None
     if bound.reads_tokens:
         rows = []
@@ -123,7 +123,7 @@ def _statistics(
         classes[name] = inside.expand(count, keys)
     inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=able)
     totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
-    totals.add(weights[:, :, None].double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
+    totals.add(weights[:, :, None], torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
     return _by_row(_arrays(totals.means()), texts)
 
 

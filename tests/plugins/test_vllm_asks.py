@@ -134,8 +134,8 @@ def test_an_engine_that_is_not_read_says_why(place, reason):
     for path, value in place.items():
         *owners, name = path.split(".")
         setattr(getattr(config, owners[0]) if owners else config, name, value)
-    found = refused_engine(config)
-    assert found is None if reason is None else reason in found
+    refusal = refused_engine(config)
+    assert refusal is None if reason is None else reason in refusal
 
 
 def imported():
@@ -149,12 +149,12 @@ def imported():
 
 
 def test_the_names_of_vllm_that_are_imported_are_listed():
-    found = {}
+    names_by_module = {}
     for path, module, names in imported():
         if module.partition(".")[0] == "vllm":
             assert path.parent.name == "inside" or path.name in {"__init__.py", "serve_command.py"}, path
-            found.setdefault(module, set()).update(names)
-    assert {module: {*names} for module, names in vllm_names.IMPORTED.items()} == found
+            names_by_module.setdefault(module, set()).update(names)
+    assert {module: {*names} for module, names in vllm_names.IMPORTED.items()} == names_by_module
 
 
 def test_the_plugin_needs_the_contract_the_core_and_the_prompts_of_the_service():
@@ -166,9 +166,9 @@ def test_the_plugin_needs_the_contract_the_core_and_the_prompts_of_the_service()
 
 
 def test_the_command_adds_the_worker_and_the_door():
-    found = with_plugin(["serve", "m", "--port", "1"], on_cpu=True)
-    assert found[:4] == ["serve", "m", "--port", "1"]
-    classes = {found[at + 1] for at, name in enumerate(found) if name in {"--worker-cls", "--middleware"}}
+    arguments = with_plugin(["serve", "m", "--port", "1"], on_cpu=True)
+    assert arguments[:4] == ["serve", "m", "--port", "1"]
+    classes = {arguments[at + 1] for at, name in enumerate(arguments) if name in {"--worker-cls", "--middleware"}}
     for name in classes:
         module, _, kind = name.rpartition(".")
         source = (PLUGIN.parent / Path(*module.split("."))).with_suffix(".py").read_text("utf-8")

@@ -114,10 +114,10 @@ def url(serve):
 
 
 def hold(tokens):
-    assert [(each.position, each.id) for each in tokens] == [(3, 11), (4, 12), (5, 13)]
-    for each in tokens:
-        (found,) = each.layers
-        told, exact = (np.float32(x) for x in (found.weights, found.statistics.entropy)), layer(each.position)
+    assert [(token.position, token.id) for token in tokens] == [(3, 11), (4, 12), (5, 13)]
+    for token in tokens:
+        (fields,) = token.layers
+        told, exact = (np.float32(x) for x in (fields.weights, fields.statistics.entropy)), layer(token.position)
         np.testing.assert_array_equal(next(told), exact["weights"])
         np.testing.assert_array_equal(next(told), exact["statistics"]["entropy"])
 
@@ -226,10 +226,10 @@ def test_messages_are_read_back_with_their_arrays(tmp_path):
     path = tmp_path / "messages"
     path.write_bytes(packed(message) * 2)
     with path.open("rb") as source:
-        for found in (read_message(source), read_message(source)):
-            assert found["position"] == 3
-            np.testing.assert_array_equal(found["layers"][0]["weights"], layer(3)["weights"])
-            np.testing.assert_array_equal(found["layers"][1]["keys"], np.arange(6).reshape(2, 3))
+        for again in (read_message(source), read_message(source)):
+            assert again["position"] == 3
+            np.testing.assert_array_equal(again["layers"][0]["weights"], layer(3)["weights"])
+            np.testing.assert_array_equal(again["layers"][1]["keys"], np.arange(6).reshape(2, 3))
         assert read_message(source) is None
 
 

@@ -114,10 +114,10 @@ def test_statistics_of_tokens_read_the_tokens_of_the_text():
     (result,) = engine.run({"a": (0, 5)})["a"]
     for fields in result["layers"]:
         weights = exact(engine, "a", fields["layer"], 5)
-        found = fields["statistics"]
-        np.testing.assert_allclose(found["duplicate_token"], weights[:, [0, 2]].sum(-1), atol=1e-5)
-        np.testing.assert_allclose(found["classes"]["fives"], weights[:, [0, 2, 4]].sum(-1), atol=1e-5)
-        np.testing.assert_allclose(found["classes"]["begin"], weights[:, :2].sum(-1), atol=1e-5)
+        statistics = fields["statistics"]
+        np.testing.assert_allclose(statistics["duplicate_token"], weights[:, [0, 2]].sum(-1), atol=1e-5)
+        np.testing.assert_allclose(statistics["classes"]["fives"], weights[:, [0, 2, 4]].sum(-1), atol=1e-5)
+        np.testing.assert_allclose(statistics["classes"]["begin"], weights[:, :2].sum(-1), atol=1e-5)
     for version, tokens in ((2, [5, 9, 5, 7, 5]), (1, [5, 9, 5, 7, -1])):
         engine = FakeEngine(facts_of(), SideBySide(), version=version)
         engine.add("a", tokens, ask, prompt=4)
@@ -281,8 +281,8 @@ def test_a_trial_compares_every_query_of_every_layer(spoiled, skipped):
 def test_a_layer_that_is_not_read_says_why(fields, reason):
     given = {"attn_type": "decoder", "alibi_slopes": None, "kv_cache_dtype": "auto", "isa": "vec"} | fields
     layer = SimpleNamespace(isa=given.pop("isa"))
-    found = refused_layer(SimpleNamespace(**given), layer)
-    assert found is None if reason is None else reason in found
+    refusal = refused_layer(SimpleNamespace(**given), layer)
+    assert refusal is None if reason is None else reason in refusal
 
 
 def projected(engine, layer):

@@ -37,15 +37,15 @@ def test_messages_and_characters_are_the_tokens_that_end_in_them(tokenizer):
         {"name": "second", "messages": [1]}, {"name": "both", "messages": [0, 1]},
         {"name": "begin", "characters": [0, 9]}, {"name": "first", "tokens": [0, 1]},
     ]  # fmt: skip
-    found = named_tokens({"messages": MESSAGES}, wanted(*spans), tokenizer)
-    assert found.tokens == [[6, 7, 8, 9], [2, 3, 6, 7, 8, 9], [0, 1, 2], [0]]
-    assert found.prompt == prompt_digest([6, 7, 1, 2, 6, 7, 3, 4, 1, 5])
+    named = named_tokens({"messages": MESSAGES}, wanted(*spans), tokenizer)
+    assert named.tokens == [[6, 7, 8, 9], [2, 3, 6, 7, 8, 9], [0, 1, 2], [0]]
+    assert named.prompt == prompt_digest([6, 7, 1, 2, 6, 7, 3, 4, 1, 5])
 
 
 def test_characters_of_a_prompt_of_text(tokenizer):
-    found = named_tokens({"prompt": "the cat sat"}, wanted({"name": "a", "characters": [4, 11]}), tokenizer)
-    assert found.tokens == [[1, 2]]
-    assert found.prompt == prompt_digest([1, 2, 3])
+    named = named_tokens({"prompt": "the cat sat"}, wanted({"name": "a", "characters": [4, 11]}), tokenizer)
+    assert named.tokens == [[1, 2]]
+    assert named.prompt == prompt_digest([1, 2, 3])
 
 
 def test_the_ask_carries_the_tokens_of_spans(tokenizer):

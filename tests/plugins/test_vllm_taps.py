@@ -131,9 +131,9 @@ def test_a_forward_request_is_a_completion_of_one_token(monkeypatch, tmp_path):
     assert (status, path) == (200, "/v1/completions")
     assert (request["model"], request["prompt"], request["max_tokens"]) == ("org/m", [5, 6, 7], 1)
     assert request["cache_salt"] == json.loads(request["vllm_xargs"]["attention"])["cache_salt"]
-    found = ModelForwardReply.model_validate(reply)
-    assert found.labels.ids == [5, 6, 7]
-    np.testing.assert_array_equal(found.layers[0].context, np.arange(24.0).reshape(HEADS, 3, 2))
+    answer = ModelForwardReply.model_validate(reply)
+    assert answer.labels.ids == [5, 6, 7]
+    np.testing.assert_array_equal(answer.layers[0].context, np.arange(24.0).reshape(HEADS, 3, 2))
 
 
 def test_taps_that_do_not_come_are_an_error(monkeypatch, tmp_path):

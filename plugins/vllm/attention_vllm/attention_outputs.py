@@ -29,7 +29,10 @@ class AttentionOutputs:
         """Find the modules that have these kernels as children."""
         layers = {id(kernel): layer for layer, kernel in kernels.items()}
         holders = (
-            (layers[id(child)], each) for each in model.modules() for child in each.children() if id(child) in layers
+            (layers[id(child)], module)
+            for module in model.modules()
+            for child in module.children()
+            if id(child) in layers
         )
         return cls(dict(holders))
 

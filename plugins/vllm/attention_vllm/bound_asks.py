@@ -77,7 +77,7 @@ def bind_ask(ask: AttentionAsk, model: KnownModel, prompt: Sequence[int], most: 
     ``prompt``: its tokens; ``most``: the tokens that the text may have in the end.
     """
     wanted, share = ask.attention, model.share
-    facts = {layer: share.whole(each) for layer, each in model.facts.items()}
+    facts = {layer: share.whole(own) for layer, own in model.facts.items()}
     told = [*facts] if wanted.layers == "all" else [layer for layer in wanted.layers if isinstance(layer, int)]
     for layer in told:
         if layer not in facts:
@@ -119,8 +119,8 @@ def _check_taps(model: KnownModel, facts: Mapping[int, LayerFacts], taps: frozen
     if OUTPUT in taps and isinstance(model.outputs, str):
         raise InvalidRequest.at("return", f"output is not told of here: {model.outputs}")
     counts = {
-        "weights": sum(each.heads for each in facts.values()) * length**2,
-        "context": sum(each.heads * each.width for each in facts.values()) * length,
+        "weights": sum(layer.heads for layer in facts.values()) * length**2,
+        "context": sum(layer.heads * layer.width for layer in facts.values()) * length,
         OUTPUT: 0 if isinstance(model.outputs, str) else sum(model.outputs[layer] for layer in facts) * length,
     }
     if (count := sum(counts[tap] for tap in taps)) > _MAX_TAPPED:

@@ -228,7 +228,7 @@ class PassObserver:
     def _see_output(self, layer: int, output: Tensor) -> None:
         """Edit and read the output of a layer in the rows of the requests that ask for it. Never raises."""
         rows = self._rows_by_layer.get(layer, {})
-        for asked in [each for each in self._active if layer in each.outputs and each.name in rows]:
+        for asked in [asked for asked in self._active if layer in asked.outputs and asked.name in rows]:
             try:
                 row = rows[asked.name]
                 own = output[row.start : row.stop]
@@ -265,7 +265,7 @@ class PassObserver:
                 reason = f"the outputs of layers {missing} were not seen in a pass"
                 self._refuse(asked, InvalidRequest.at("attention.edits", reason))
             asked.checked = True
-        for asked in [each for each in self._active if each.tapped]:
+        for asked in [asked for asked in self._active if asked.tapped]:
             place = next(iter(self._rows_by_layer.values()))[asked.name]
             fields = [asked.bound.placed(layer) | asked.tapped[layer] for layer in asked.bound.heads]
             message = {"id": asked.bound.ask.id, "first": place.first, "stop": place.length, "layers": fields}

@@ -195,7 +195,7 @@ class _Exchange:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip()
         self._streams = kind == b"text/event-stream"
         self._passes = message["status"] != 200 or (not self._streams and kind != b"application/json")
-        kept = [each for each in message.get("headers", ()) if each[0].lower() != b"content-length"]
+        kept = [header for header in message.get("headers", ()) if header[0].lower() != b"content-length"]
         self._start = message if self._passes else {**message, "headers": kept}
 
     async def _part(self, message: Message, writer: ReplyWriter) -> None:

@@ -34,7 +34,8 @@ class ForwardRoute:
     def scope(self, scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Return the scope of a completion, whose body is JSON."""
         path = scope["path"].partition(_MODELS)[0] + _COMPLETIONS
-        headers = [each for each in scope["headers"] if each[0].lower() not in {b"content-type", b"content-length"}]
+        own = {b"content-type", b"content-length"}
+        headers = [header for header in scope["headers"] if header[0].lower() not in own]
         headers.append((b"content-type", b"application/json"))
         return {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
 

@@ -63,7 +63,7 @@ def attend(
     if isinstance(kernel, str):
         kernel = KERNELS[MATERIALIZED if edits else kernel].make()
     by_stages = kernel.by_stages
-    given, nonfinite = (problem, None) if by_stages else finite_part(problem)
+    given, nonfinite = (problem, None) if by_stages or problem.finite else finite_part(problem)
     whole = kernel.attend(given, taps, edits)
     if nonfinite is not None:
         whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}

@@ -20,9 +20,9 @@ def find_nonfinite_keys(problem: Problem) -> Tensor | None:
     """
     if problem.finite:
         return None
-    if _sums_are_finite(problem):
-        return None
     k, v = problem.k.detach(), problem.v.detach()
+    if are_finite(_total(k), _total(v)):
+        return None
     nonfinite = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
     real = real_keys(problem)
     nonfinite = nonfinite if real is None else nonfinite & real[:, None]
@@ -33,12 +33,11 @@ def finite_part(problem: Problem) -> tuple[Problem, Tensor | None]:
     """Return the problem with zeros for its nonfinite keys, and these keys, bool ``[B, Hkv, K]``; None without any.
 
     Padding of finite numbers, whose weights are 0, stays if the score is one of a query and a key alone: it takes
-    longer to fill than to read.
+    longer to fill than to read. Not for a problem that is ``finite`` already.
     """
-    if problem.finite:
-        return problem, None
     score = SCORES.of(problem.spec.score)
-    if isinstance(score, Product) and score.plain and _sums_are_finite(problem):
+    plain = isinstance(score, Product) and score.plain
+    if plain and are_finite(_total(problem.k.detach()), _total(problem.v.detach())):
         return replace(problem, finite=True), None
     nonfinite = find_nonfinite_keys(problem)
     if nonfinite is None:
@@ -52,11 +51,6 @@ def sum_of(k: Tensor, v: Tensor) -> Tensor:
     A sum of large finite numbers may overflow; then the tensors must be examined one by one.
     """
     return _total(k) + _total(v)
-
-
-def _sums_are_finite(problem: Problem) -> bool:
-    """True if the sums of all keys and of all values are finite."""
-    return are_finite(_total(problem.k.detach()), _total(problem.v.detach()))
 
 
 def _total(x: Tensor) -> Tensor:

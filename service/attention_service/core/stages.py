@@ -189,7 +189,7 @@ def _seen(problem: Problem, k: Tensor, v: Tensor, real: Tensor | None) -> _Seen:
         padded = ~real[:, None, :, None]  # [B, 1, K, 1]
         k, v = k.masked_fill(padded, 0), v.masked_fill(padded, 0)
     clean = replace(problem, k=k, v=v, key_mask=None, key_lengths=None)
-    nonfinite = find_nonfinite_keys(clean)
+    nonfinite = None if problem.finite else find_nonfinite_keys(clean)
     return _Seen(clean if nonfinite is None else without(nonfinite, clean), nonfinite)
 
 

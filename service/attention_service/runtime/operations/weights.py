@@ -145,7 +145,7 @@ class Inspection(DeviceOperation):
         problem = compute.problem(bound, uploaded.tensors, uploaded.parameters)
         uploaded.tensors.clear()
         phase("statistics", "weights")
-        if not uploaded.edits and (looked_over := finite_part(problem))[1] is None:
+        if not (problem.finite or uploaded.edits) and (looked_over := finite_part(problem))[1] is None:
             problem = looked_over[0]  # tiles need not look again
         problem, before = self._with_weights(problem, uploaded.edits)
         real = real_queries(problem) if mask is None else mask

@@ -62,7 +62,7 @@ class ModelSizes:
         """Numbers that each token is multiplied by."""
         pairs = loaded.reader.pairs
         self.target_matrices = _of_target(loaded, head) if pairs else 0
-        """Those of them that each token of a target is multiplied by, in a model with an encoder and a decoder."""
+        """The part of these by which a decoder beside an encoder multiplies each token of a target."""
         self.layers_of_target = sum(place.queries == "target" for place in self.places) if pairs else 0
         self.layers_of_text = self.layers - self.layers_of_target
         self.rows_alone = "logits_to_keep" in loaded.reader.names

@@ -133,6 +133,7 @@ def test_no_part_takes_more_than_a_pass_or_two(case):
         assert loaded().begins_at(layer, narrow=True)
     assert loaded().runner.refuses(EMBEDDINGS, "edit") is None
     assert loaded().runner.refuses((0, "mlp"), "read") is None
+    assert loaded().last_states
     if operation in {"lens", "jacobian", "complexity"} or case == "paths":
         asked.stream()  # of short texts, once for a model
     parts_of(asked, passes := Passes(loaded()), operation, fields)

@@ -19,7 +19,7 @@ CONTRACT, CLIENT, SERVICE = "client/attention_contract", "client/attention_clien
 
 STATISTIC = {
     f"{CONTRACT}/schemas/weights.py": [
-        ('"chosen_share",\n]', '"last_key", '),
+        ('"received", "pairs",\n', '"last_key", '),
         (
             "    classes: IfRequested[dict[str, FloatArray]] = ABSENT\n",
             '    last_key: IfRequested[FloatArray] = ABSENT\n    """The share of the last key."""\n',
@@ -199,7 +199,7 @@ class Receiving(Operation):
         ),
     ],
     f"{CLIENT}/cli/command_index.py": [
-        ('        "effects": Entry(', '        "received": Entry(REQUEST, "The weight that each key receives."),\n'),
+        ('        "effects": CommandEntry(', '        "received": CommandEntry(REQUEST, "The weight that each key receives."),\n'),
     ],
 }
 """By file, its text if it is a new one, otherwise as above."""

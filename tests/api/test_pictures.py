@@ -245,7 +245,7 @@ def test_raw_attention_sessions_and_recordings_are_drawn_too(http, module):
     }  # fmt: skip
     recording = http.post("/v1/recordings", json=file).json()["id"]
     texts = words(drawn(http, SVG, f"/v1/recordings/{recording}/statistics?{SMALL}", statistics=["entropy"]))
-    assert {"entropy", "layers.0", "L0H0"} <= set(texts)
+    assert {"entropy, nats", "layers.0", "L0H0"} <= set(texts)
 
 
 def test_what_edits_change_is_drawn_about_zero(http, module):
@@ -341,7 +341,7 @@ def test_the_options_are_documented(http):
         (
             "forward",
             {"query": QUERY, "edits": [{"tap": "v", "set": 0}], "compare": "unedited"},
-            {"number", "difference"},
+            {"number", "change of the output"},
         ),
         ("effects", {"query": QUERY, "sweep": {"tap": "context", "set": 0}}, {"H1", "relative"}),
     ],

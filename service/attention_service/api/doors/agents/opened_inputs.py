@@ -40,6 +40,10 @@ class OpenedInput:
     size: int
     """Bytes that it holds, about."""
 
+    def listing(self, count: int) -> dict[str, int]:
+        """The field of a request that lists so many predictions; none of a model that predicts nothing."""
+        return {} if self.predicts is None else {"top_k": count}
+
 
 class OpenedInputs:
     """All inputs that are open, of every caller. Used from the event loop only."""

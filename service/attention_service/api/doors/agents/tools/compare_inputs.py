@@ -85,7 +85,7 @@ async def compare_inputs(call: ToolContext, arguments: CompareArguments) -> Tool
     for opened in (first, second):
         statistics.append(await head_statistics(call, opened, [arguments.statistic], None))
         logits = [] if opened.predicts is None else ["logits"]
-        question = opened.fields | {"return": logits, "top_k": _LISTED_BY_DETAIL[arguments.detail]}
+        question = opened.fields | {"return": logits} | opened.listing(_LISTED_BY_DETAIL[arguments.detail])
         replies.append(await call.requests.ask(model_forward, question, model=opened.model))
     heads = _heads(statistics[0], statistics[1], arguments.statistic)[: arguments.count]
     differing = _differing(first, second)

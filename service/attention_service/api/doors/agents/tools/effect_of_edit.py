@@ -109,7 +109,8 @@ async def effect_of_edit(call: ToolContext, arguments: EffectArguments) -> ToolR
     """
     opened = call.input(arguments.input)
     edits = await _edits(call, arguments, opened)
-    question = opened.fields | {"edits": edits, "compare": "unedited", "top_k": _LISTED_BY_DETAIL[arguments.detail]}
+    compared = {} if opened.predicts is None else {"compare": "unedited"}
+    question = opened.fields | {"edits": edits} | compared | opened.listing(_LISTED_BY_DETAIL[arguments.detail])
     reply = await call.requests.ask(model_forward, question, model=opened.model)
     prediction = reply.predictions[-1] if reply.predictions else None
     loss: dict[str, Any] = {}

@@ -85,7 +85,8 @@ async def open_input(call: ToolContext, arguments: OpenInputArguments) -> ToolRe
     """
     model, fields = arguments.model, arguments.fields()
     try:
-        question = {**fields, "top_k": _PREDICTED[arguments.detail]}
+        predicts = (await call.requests.ask(get_model, model=model)).predicts
+        question = fields if predicts is None else {**fields, "top_k": _PREDICTED[arguments.detail]}
         reply = await call.requests.ask(model_forward, question, model=model)
     except ModelNotFound as error:
         known = [listed.id for listed in (await call.requests.ask(list_models)).data if listed.refused is None]

@@ -76,12 +76,12 @@ class ReceivedReply(WireModel):
             """received = Operation(
     "received", "POST", "/v1/modules/{name}/received", ReceivedRequest, ReceivedReply,
     "The weight that each key receives from all queries",
-    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY, scopes=ASK,
+    (*READS_BODY, *OF_MODULE, errors.KernelUnsuitable), tensors=True, example=_QUERY, scopes=ASK,
 )
 raw_received = Operation(
     "raw_received", "POST", "/v1/attention/received", RawReceivedRequest, ReceivedReply,
     "The weight that each key of raw attention receives from all queries",
-    (*READS_BODY, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS, scopes=ASK,
+    (*READS_BODY, errors.KernelUnsuitable), tensors=True, example=EXAMPLE_INPUTS, scopes=ASK,
 )
 
 """,
@@ -125,9 +125,9 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import check_edits, check_tap
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.planning.planner import Question, Rehearsed, edit_sizes, plan_request
+from attention_service.runtime.planning.planner import PlanKey, Rehearsed, edit_sizes, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import DeviceOperation, Results, Uploaded
 
 
 def prepare(module: Module | None, request: ReceivedRequest, device: Device, room: int) -> Job:
@@ -138,7 +138,7 @@ def prepare(module: Module | None, request: ReceivedRequest, device: Device, roo
 def _planned(bound: BoundRequest, request: ReceivedRequest, device: Device, room: int) -> Prepared:
     check_tap("weights", bound.spec, "spec.method")
     check_edits(request.edits, bound)
-    question = Question(
+    question = PlanKey(
         "received", kernel=request.kernel, needs=Needs(edits=bool(request.edits)), asks=(edit_sizes(request.edits),)
     )
 
@@ -150,7 +150,7 @@ def _planned(bound: BoundRequest, request: ReceivedRequest, device: Device, room
 
 
 @dataclass(eq=False, slots=True)
-class Receiving(Operation):
+class Receiving(DeviceOperation):
     """The weight that each key of one request receives."""
 
     bound: BoundRequest
@@ -199,7 +199,10 @@ class Receiving(Operation):
         ),
     ],
     f"{CLIENT}/cli/command_index.py": [
-        ('        "effects": CommandEntry(', '        "received": CommandEntry(REQUEST, "The weight that each key receives."),\n'),
+        (
+            '        "effects": CommandEntry(',
+            '        "received": CommandEntry(REQUEST, "The weight that each key receives."),\n',
+        ),
     ],
 }
 """By file, its text if it is a new one, otherwise as above."""

@@ -64,12 +64,17 @@ def bias_bytes(loaded: LoadedModel, batch: int, queries: int, keys: int) -> int:
     if not biased:
         return 0
     of_all = loaded.model.dtype.itemsize * _most(biased, queries, keys)
-    return max(_BIASES * batch * of_all, _BUCKETS * queries * keys + of_all)
+    return max(_BIASES * batch * of_all, _BUCKETS * max(_pairs(place, queries, keys) for place in biased) + of_all)
 
 
 def _scores(place: AttentionPlace, queries: int, keys: int) -> int:
     """The scores of an attention over one text of so many tokens, or over one image."""
-    return place.widths.heads * (queries * keys if place.windows is None else place.windows.pairs)
+    return place.widths.heads * _pairs(place, queries, keys)
+
+
+def _pairs(place: AttentionPlace, queries: int, keys: int) -> int:
+    """The pairs of a query and a key of an attention over one text of so many tokens, or over one image."""
+    return queries * keys if place.windows is None else place.windows.pairs
 
 
 def _most(places: Iterable[AttentionPlace], queries: int, keys: int) -> int:

@@ -86,7 +86,7 @@ def test_transformers_chooses_the_class_that_is_foretold(chosen, tmp_path, kind)
             (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
         foretold = _class_of(folder, config.to_dict())
         try:
-            made = chosen(folder, config).__name__
+            made = getattr(chosen(folder, config), "__name__", None)  # that of RAG is an object with two of them
         except (ImportError, ValueError):
             # A class that needs another package: see the test of folders without a tokenizer.
             (folder / "tokenizer.json").write_text("{}")

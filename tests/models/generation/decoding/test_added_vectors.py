@@ -58,13 +58,6 @@ def loaded(kind, dtype=torch.float32):
     return LoadedModel(kind, model, tokenizer(), device())
 
 
-def skip_refused(kind, tap):
-    """Skip what a model refuses by name: OPT's MLP returns the tokens of all texts one behind the other."""
-    if kind == "opt" and tap == "mlp":
-        assert "no module" in loaded(kind).runner.refuses((loaded(kind).places[str(LAYER)].key, tap), "edit")
-        pytest.skip("no module of its layers returns what the MLP adds alone")
-
-
 def key(tap):
     return "embeddings" if tap == "embeddings" else str(LAYER)
 
@@ -161,7 +154,6 @@ def edit(tap, x, length=0):
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_pass_and_its_gradients_are_those_of_a_hook_that_adds(kind, tap):
     """In float64, so that nothing but another sum could differ by more than 1e-9."""
-    skip_refused(kind, tap)
     model, x = loaded(kind, torch.float64), added(kind, tap)
     plain = Plain(kind, tap, x, dtype=torch.float64)
     held = []
@@ -189,7 +181,6 @@ def test_a_pass_and_its_gradients_are_those_of_a_hook_that_adds(kind, tap):
 @pytest.mark.parametrize("tap", TAPS)
 @pytest.mark.parametrize("kind", EVERY)
 def test_tokens_are_those_of_a_hook_that_adds(kind, tap, begins):
-    skip_refused(kind, tap)
     x = added(kind, tap)
     expected = Plain(kind, tap, x, first=len(PROMPT) if begins == "answer" else 0).generate(PROMPT, NEW)
     attention = {"edits": {key(tap): [edit(tap, x, len(PROMPT) + NEW)]}, "from": begins, "top_k": 1}

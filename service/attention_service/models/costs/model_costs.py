@@ -62,7 +62,7 @@ class ModelCosts:
     def work(self, stage: Stage) -> PassWork:
         """The work of a stage."""
         one, sizes = self._pass(stage), self._sizes
-        own = stage.length if stage.target is None else stage.target
+        own = stage.predicted
         head = 2 * stage.texts * sizes.head if own and not sizes.images.encodes else 0
         rows = stage.rows if sizes.rows_alone else own
         products = one.flops + head * (rows - 1)
@@ -214,7 +214,7 @@ class ModelCosts:
     def _pass(self, stage: Stage) -> PassWork:
         """The work of one pass over the tokens of a stage and its images, which makes one row of logits."""
         sizes, batch, tokens, images = self._sizes, stage.texts, stage.length, stage.images
-        own = tokens if stage.target is None else stage.target
+        own = stage.predicted
         encodes, itemsize, keys = sizes.images.encodes, sizes.itemsize, stage.after + own
         products = layers = parameters = cached = states = 0
         if images:
@@ -247,7 +247,7 @@ class ModelCosts:
 
     def _attended(self, stage: Stage) -> int:
         """The matrix products of all attentions of a pass."""
-        own = stage.length if stage.target is None else stage.target
+        own = stage.predicted
         text = stage.length + stage.encoded
         counted = 0
         for place in self._sizes.places:

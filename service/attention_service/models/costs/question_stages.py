@@ -56,6 +56,11 @@ class Stage:
     sources: Sequence[int] = ()
     """Indices of the hidden or removed sources, one per text."""
 
+    @property
+    def predicted(self) -> int:
+        """Tokens of each text whose states give logits: those of the decoder, or ``length`` without one."""
+        return self.length if self.target is None else self.target
+
 
 def held(stages: Iterable[Stage]) -> int:
     """Return the peak memory of a question: the stages run one after another."""

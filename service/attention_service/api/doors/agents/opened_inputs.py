@@ -40,9 +40,10 @@ class OpenedInput:
     size: int
     """Bytes that it holds, about."""
 
-    def listing(self, count: int) -> dict[str, int]:
-        """The field of a request that lists so many predictions; none of a model that predicts nothing."""
-        return {} if self.predicts is None else {"top_k": count}
+
+def listing(predicts: str | None, count: int) -> dict[str, int]:
+    """The field of a request that lists so many predictions; none of a model that predicts nothing."""
+    return {} if predicts is None else {"top_k": count}
 
 
 class OpenedInputs:

@@ -22,7 +22,7 @@ from attention_service.api.doors.agents.agent_tool import (
     number,
     rounded,
 )
-from attention_service.api.doors.agents.opened_inputs import InputHandle, OpenedInput
+from attention_service.api.doors.agents.opened_inputs import InputHandle, OpenedInput, listing
 from attention_service.api.doors.agents.tools.open_input import PredictedToken
 from attention_service.api.doors.agents.tools.rank_heads import head_statistics
 
@@ -85,7 +85,7 @@ async def compare_inputs(call: ToolContext, arguments: CompareArguments) -> Tool
     for opened in (first, second):
         statistics.append(await head_statistics(call, opened, [arguments.statistic], None))
         logits = [] if opened.predicts is None else ["logits"]
-        question = opened.fields | {"return": logits} | opened.listing(_LISTED_BY_DETAIL[arguments.detail])
+        question = opened.fields | {"return": logits} | listing(opened.predicts, _LISTED_BY_DETAIL[arguments.detail])
         replies.append(await call.requests.ask(model_forward, question, model=opened.model))
     heads = _heads(statistics[0], statistics[1], arguments.statistic)[: arguments.count]
     differing = _differing(first, second)

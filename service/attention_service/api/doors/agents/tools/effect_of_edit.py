@@ -24,7 +24,7 @@ from attention_service.api.doors.agents.agent_tool import (
     number,
     rounded,
 )
-from attention_service.api.doors.agents.opened_inputs import InputHandle, OpenedInput
+from attention_service.api.doors.agents.opened_inputs import InputHandle, OpenedInput, listing
 
 _TOKENS_OF_LOSS: Final = 64
 """Tokens of the input over which a loss is told: a row of logits has a number for each token of the vocabulary."""
@@ -110,7 +110,9 @@ async def effect_of_edit(call: ToolContext, arguments: EffectArguments) -> ToolR
     opened = call.input(arguments.input)
     edits = await _edits(call, arguments, opened)
     compared = {} if opened.predicts is None else {"compare": "unedited"}
-    question = opened.fields | {"edits": edits} | compared | opened.listing(_LISTED_BY_DETAIL[arguments.detail])
+    question = (
+        opened.fields | {"edits": edits} | compared | listing(opened.predicts, _LISTED_BY_DETAIL[arguments.detail])
+    )
     reply = await call.requests.ask(model_forward, question, model=opened.model)
     prediction = reply.predictions[-1] if reply.predictions else None
     loss: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from attention_service.api.doors.agents.agent_tool import (
     ToolResult,
     number,
 )
+from attention_service.api.doors.agents.opened_inputs import listing
 
 _LISTED_TOKENS: Final = {"concise": 48, "detailed": 512}
 _PREDICTED: Final = {"concise": 3, "detailed": 10}
@@ -86,7 +87,7 @@ async def open_input(call: ToolContext, arguments: OpenInputArguments) -> ToolRe
     model, fields = arguments.model, arguments.fields()
     try:
         predicts = (await call.requests.ask(get_model, model=model)).predicts
-        question = fields if predicts is None else {**fields, "top_k": _PREDICTED[arguments.detail]}
+        question = fields | listing(predicts, _PREDICTED[arguments.detail])
         reply = await call.requests.ask(model_forward, question, model=model)
     except ModelNotFound as error:
         known = [listed.id for listed in (await call.requests.ask(list_models)).data if listed.refused is None]

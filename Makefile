@@ -26,7 +26,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help serve web test test-more test-base test-base-here test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop test-vllm schemathesis fuzz soak chaos findings constraints clean
+.PHONY: help serve web test test-long test-more test-base test-base-here test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop test-vllm schemathesis fuzz soak chaos findings constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -39,8 +39,11 @@ serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settin
 web: web/node_modules/.package-lock.json ## Check the page's sources, test them, and build the page (needs npm)
 	cd web && npm run --silent check && npm run --silent bundle
 
-test: $(VENV)/.test ## Run the tests but for the long walks and the browser's (ARGS go to pytest)
-	$(PYTEST) -m "not slow and not browser" --ignore tests/web $(ARGS)
+test: $(VENV)/.test ## Run the tests but for those that take long and the browser's (ARGS go to pytest)
+	$(PYTEST) -m "not slow and not long and not browser" --ignore tests/web $(ARGS)
+
+test-long: $(VENV)/.test ## Run the tests that take seconds each and often find faults: killed processes, many callers, several devices
+	$(PYTEST) -m "long and not slow" --ignore tests/web $(ARGS)
 
 test-more: $(VENV)/.dev ## Run the files of tests that ask for a library of the extra dev, which `make test` skips without it
 	$(PYTEST) -m "not slow and not browser" $$($(BIN)/python -m tools.extras) $(ARGS)

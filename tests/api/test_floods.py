@@ -19,6 +19,8 @@ from tests.api.test_connection_limits import connected
 from tests.api.test_protocol_abuse import statuses, until_closed
 from tests.conftest import eventually, live_server
 
+pytestmark = pytest.mark.long
+
 SETTINGS = {
     "head_timeout_s": 1, "body_timeout_s": 1, "write_timeout_s": 1, "least_rate": 2**12, "memory_budget": 2**29,
 }  # fmt: skip

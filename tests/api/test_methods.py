@@ -190,6 +190,7 @@ def test_a_module_that_could_never_run_is_not_made(http, param, config):
     assert problem(http, "/v1/modules", body, 422)["param"] == param
 
 
+@pytest.mark.long
 @pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", ["linear", "linformer"])
 def test_complexity_is_linear_and_compares_with_exact(http, name):

@@ -192,6 +192,7 @@ def test_limits_are_reported_and_leave_nothing_behind(tmp_path):
         stored(http, file_of(seed=9)[1])
 
 
+@pytest.mark.long
 def test_many_callers_may_add_read_and_delete_at_once(http):
     contents = [file_of(seed=100 + number)[1] for number in range(4)]
     ids = [stored(http, content)["id"] for content in contents]  # every caller has the same recordings

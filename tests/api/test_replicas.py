@@ -28,6 +28,7 @@ def replicas(tmp_path_factory):
         yield first, second
 
 
+@pytest.mark.long
 def test_a_change_on_one_server_is_seen_on_the_other(replicas):
     first, second = replicas
     made = first.post("/v1/modules", json={"name": "m", "config": {"d_model": 4, "num_heads": 2}, "seed": 1}).json()

@@ -69,6 +69,7 @@ def test_replies_that_nobody_reads_are_counted_and_more_of_them_are_refused(url)
     assert eventually(lambda: metric(url, "attention_reply_bytes") == 0)
 
 
+@pytest.mark.long
 def test_a_large_reply_in_json_is_sent_piece_by_piece_and_is_whole(url):
     path = f"{url}/v1/modules/m/parameters/{PARAMETER}"
     with httpx.stream("GET", path) as answer:

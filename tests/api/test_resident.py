@@ -168,6 +168,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_the_server_does_not_import_what_it_does_not_need(tmp_path):
     command = [sys.executable, "-c", STARTED, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)

@@ -165,6 +165,7 @@ def test_a_page_that_cannot_be_is_refused(lane, query, param):
     assert (answer.status_code, answer.json()["param"]) == (422, param)
 
 
+@pytest.mark.long
 def test_no_operation_without_a_body_documents_one(http):
     paths = http.get("/openapi.json").json()["paths"]
     assert [path for path, of in paths.items() if "requestBody" in of.get("get", {})] == []

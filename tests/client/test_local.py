@@ -15,6 +15,8 @@ import attention_client
 from attention_client import ServerNotStarted, async_local, local
 from attention_client.servers import server_command, started_server
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("torch")
 SHARED = Path("/dev/shm")  # noqa: S108 - it is looked at alone
 GONE_S = 3.0

@@ -144,6 +144,7 @@ def test_a_step_is_replayed_whose_reply_was_lost_and_cannot_come_again(server, c
     np.testing.assert_allclose(np.concatenate(found, 1), expected, **CLOSE)
 
 
+@pytest.mark.long
 def test_decoding_goes_on_after_restarts(server, client, whole, caplog):
     with client.sessions.open(MODULE) as session:
         found = [session.step(X[:, :5]).output, outputs(session, 5, 9)]

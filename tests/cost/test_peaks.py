@@ -190,6 +190,7 @@ def _measured(quick: bool) -> dict[str, list[tuple[Pass, int]]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.sampled(name=6)
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_peak_is_what_is_allocated(name):

@@ -55,6 +55,7 @@ def turn(counts, decoder, texts, options):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", FIELDS)
 def test_a_pass_over_many_texts_launches_what_one_over_one_does_and_two_more_a_layer(cuda, monkeypatch, kind):

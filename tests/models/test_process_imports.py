@@ -48,6 +48,7 @@ assert "sympy.core" not in sys.modules
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     [LOADED, *(pytest.param(code, marks=pytest.mark.slow) for code in (COMPILER, SYMBOLS, OPTIMUM))],

@@ -124,6 +124,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_what_is_no_file_is_refused_in_the_lists_and_holds_nobody_up(reader, tmp_path, monkeypatch):
     """Each name that a reader looks for × each kind of thing that may stand there, alone and beside a checkpoint."""
     monkeypatch.chdir(tmp_path)  # a socket's path is short
@@ -143,6 +144,7 @@ def test_what_is_no_file_is_refused_in_the_lists_and_holds_nobody_up(reader, tmp
     assert ended_round(reader) == (0, 3)
 
 
+@pytest.mark.long
 def test_files_that_are_cut_and_written_in_place_end_no_process(reader, tmp_path):
     """A map of such a file ends the process that reads it, by SIGBUS; so it is tried in a process of its own."""
     gpt2(tmp_path / "gpt2")

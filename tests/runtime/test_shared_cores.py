@@ -53,6 +53,7 @@ def ways(threads, cores, spells):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(usable_cores() < 2 or sys.platform != "linux", reason="threads spin on two cores of Linux")
 def test_threads_spin_and_sleep_at_once_while_others_use_the_cores():
     """With a spin that does not end, a process that waits uses a processor, unless its threads sleep."""

@@ -18,6 +18,8 @@ from tools.fuzz.load_walk import ask_loaded
 
 from attention_service.modules.checkpoints.json_objects import UnreadableJson, json_object
 
+pytestmark = pytest.mark.long
+
 SOME = ["texts", "model gemma2", "form bitsandbytes NF4", "timm vit", "openclip clip", "gguf llama"]
 
 

@@ -50,6 +50,7 @@ def quiet():
     prepare()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [kind if kind == "t5gemma" else pytest.param(kind, marks=pytest.mark.slow) for kind in FEW]
 )
@@ -67,6 +68,7 @@ def test_a_type_with_its_own_ways_is_whole(kind):
     assert not [reason for reason in found.reasons.values() if reason.startswith("fault")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in QUICK]
 )
@@ -88,6 +90,7 @@ def test_a_type_with_a_generation_of_its_own_generates():
     assert limited("seamless_m4t").generated
 
 
+@pytest.mark.long
 @pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["git", "bloom", "xlnet", "led"])
 def test_a_type_whose_attention_is_its_own_is_observed(kind):
@@ -100,6 +103,7 @@ def test_a_type_whose_attention_is_its_own_is_observed(kind):
     assert found.generated
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["mamba2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mamba", "falcon_mamba", "rwkv"))]
 )

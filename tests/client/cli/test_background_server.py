@@ -58,6 +58,7 @@ def ended(command):
     return command.returncode, out, err
 
 
+@pytest.mark.long
 def test_two_commands_start_one_server_that_stop_ends(begin, tmp_path):
     pytest.importorskip("torch")
     both = [ended(each) for each in [begin("info", "--json"), begin("info", "--json")]]

@@ -538,6 +538,7 @@ def test_no_server_is_one_paragraph_on_standard_error(run, played):
     assert (result.stdout, last) == ("", f"No connection to the server: cannot connect to {URL}: refused\n")
 
 
+@pytest.mark.long
 def test_repeats_are_reported_on_standard_error():
     command = [sys.executable, "-c", "import attention_client.cli as cli; cli.main()"]
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -86,6 +86,7 @@ def test_what_cannot_be_read_is_an_error_of_the_command_line(run):
     assert "does not read as .npy" in run("forward", "-", stdin=FORMATS["npy"][:40], code=2).stderr
 
 
+@pytest.mark.long
 def test_commands_are_joined_by_a_real_pipe(piped, server):
     python = "import sys, numpy as np; np.save(sys.stdout.buffer, np.linspace(-1, 1, 24, dtype='f4').reshape(1, 3, 8))"
     forward = f"{ATTENTION} --url {server} forward piped -"

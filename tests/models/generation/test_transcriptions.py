@@ -70,6 +70,7 @@ def whole(ended):
     return validate(Transcription, orjson.loads(lines_of(ended.last)))
 
 
+@pytest.mark.long
 def test_sounds_share_passes_and_have_the_tokens_of_each_alone():
     """One begins later, with a prompt; another has edits; the tokens are also those of transformers."""
     fields = {
@@ -280,6 +281,7 @@ def test_the_server_answers_in_every_form(server):
             assert words in refused.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_the_server_writes_down_a_long_sound(server):
     """Each window is a turn of its own; captions are those of the segments, and events the text."""
     said = "abc def gab cde fga bcd efg abc dec fab"

@@ -140,6 +140,7 @@ def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypa
         near(other.statistics.entropy, one.statistics.entropy)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(family=2)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "t5"])
 def test_statistics_alone_compute_each_weight_once(family, monkeypatch):

@@ -150,6 +150,7 @@ def test_states_are_read_as_hooks_see_them(kind):
     near(run(kind, read={point: ON_HOST}).at[point], seen[point].cpu())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_layer_has_an_mlp_or_the_reason(kind):
     has = {point[0] for point, _ in points(kind) if point[1] == "mlp"}

@@ -207,6 +207,7 @@ def traced(work, *size):
         tracemalloc.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("texts", "rows", "layers", "width"), [(20, 500, 1, 1), (600, 1, 1, 1), (20, 200, 2, 32)])
 def test_the_memory_of_samples_holds_what_a_fit_allocates(texts, rows, layers, width):
     rng, need = np.random.default_rng(0), 0

@@ -123,6 +123,7 @@ def test_every_operation_is_tried():
     assert {*REQUESTS} | {*NOT_RUN} == {*OPERATIONS}
 
 
+@pytest.mark.long
 @pytest.mark.sampled(case=9)
 @pytest.mark.parametrize("case", CASES)
 def test_no_part_takes_more_than_a_pass_or_two(case):

@@ -37,6 +37,7 @@ def refusal(client, kind, attention):
     return None
 
 
+@pytest.mark.long
 @pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_says_what_a_generation_is_refused_for(client, kind):

@@ -24,7 +24,7 @@ from attention_service.models.server.resident_model import ResidentModel
 from attention_service.models.worker_messages import WorkerMessage
 from attention_service.runtime.scheduling.budget import Budget
 
-pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+pytestmark = [pytest.mark.filterwarnings("ignore:os.fork"), pytest.mark.long]
 RUNNING, HALF = model_queue.RUNNING, model_queue.OF_ONE
 
 

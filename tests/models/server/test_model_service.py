@@ -264,6 +264,7 @@ def test_a_run_is_kept_as_a_recording(http):
     assert http.get(f"/v1/recordings/{kept}").json()["text"] == "keep it"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("started_as_served")
 @pytest.mark.parametrize(
     "end", [pytest.param("die", id="killed"), pytest.param("lose", id="GPU lost", marks=pytest.mark.slow)]
@@ -333,6 +334,7 @@ def test_work_that_does_not_stop_ends_with_its_process(http, monkeypatch):
     assert in_flight(http) == 0
 
 
+@pytest.mark.long
 def test_two_callers_take_turns(stand_ins, repository, monkeypatch):
     """Of the requests that a process has at once, one caller has half while another one waits."""
     from attention_service.api.access.api_keys import create_key
@@ -384,6 +386,7 @@ def test_a_request_that_does_not_fit_is_refused_before_it_runs(http):
     assert ask(http, "b")["labels"]["tokens"] == ["b"]
 
 
+@pytest.mark.long
 def test_the_least_recently_used_model_gives_way(stand_ins, repository):
     from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 
@@ -508,6 +511,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins, stopped):
     """Also one that is stopped, which does not see the end of its input."""

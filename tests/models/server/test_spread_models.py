@@ -13,7 +13,7 @@ from tests.conftest import eventually, live_server
 
 from attention_client import Client
 
-pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+pytestmark = [pytest.mark.filterwarnings("ignore:os.fork"), pytest.mark.long]
 TEXT, TAPS = "The cat sat on the mat", ["q", "k", "v", "scores", "weights", "context", "output", "hidden", "mlp"]
 EDITS = {"1": [{"tap": "weights", "heads": [3], "keys": [0], "set": 0}, {"tap": "v", "heads": [2], "scale": 0.5}]}
 OF = {"position": 6, "token": " dog"}

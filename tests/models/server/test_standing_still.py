@@ -38,6 +38,7 @@ def state(http, name="one"):
     return http.get(f"/v1/models/{name}").json()["state"]
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_reported_ended_and_started_again(http):
     process = int(ask(http, "a").json()["ran"]["architecture"])
     with ThreadPoolExecutor() as threads:

@@ -89,6 +89,7 @@ def test_a_lens_reads_its_layers_and_their_heads(models):
     np.testing.assert_allclose(heads + others + biases, np.sum(reply.logits), atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(model=1)
 @pytest.mark.parametrize("model", ["mamba2", "mamba"])
 def test_it_generates_and_texts_share_passes(address, originals, model):

@@ -47,6 +47,7 @@ def overdue(http, request):
     return time.monotonic()
 
 
+@pytest.mark.long
 @pytest.mark.sampled(end=1)
 @pytest.mark.parametrize("end", [left, overdue])
 @pytest.mark.parametrize("work", LONG)

@@ -153,6 +153,7 @@ async def modules(engine):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "on_the_loop"), [(0, True), pytest.param(1, False, marks=pytest.mark.slow)])
 async def test_random_mixtures_give_each_caller_what_it_gets_alone(engine, seed, on_the_loop):
     rng = np.random.default_rng(seed)

@@ -197,6 +197,7 @@ def alone_by_json(kind, text):
     return alone(loaded(kind, **FAMILIES[kind][1]), **orjson.loads(text))
 
 
+@pytest.mark.long
 @pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["mistral", "lfm2_moe"])
 @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])

@@ -87,6 +87,7 @@ def test_a_file_of_one_colour_holds_its_pixels(form):
     assert decoding_bytes(images(blank.getvalue())) > 0
 
 
+@pytest.mark.long
 @pytest.mark.sampled(size=1)
 @pytest.mark.parametrize("size", [(1, 4_000_000), (4_000_000, 1), (2000, 2000)])
 def test_decoding_takes_no_more_than_its_estimate(size):

@@ -170,6 +170,7 @@ def test_statistics_and_top_keys_are_those_of_the_windows(kind):
         near(layer.statistics.entropy, -(own.double().xlogy(own.double())).sum(-1).mean(-1), 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind != "swinv2" else kind for kind in WAYS]
 )
@@ -206,6 +207,7 @@ def test_what_windows_cannot_answer_is_refused_by_name():
         weights_reply(loaded("swin"), validate(ModelWeightsRequest, {"images": [sent(IMAGE)], "edits": edits}))
 
 
+@pytest.mark.long
 def test_the_memory_of_windows_is_that_of_their_pairs():
     """Weights over all pairs of 16,384 patches would take 4 GB."""
     config = CONFIG_MAPPING["swin"](**SIZES | {"image_size": [512, 512], "window_size": 8})

@@ -145,6 +145,7 @@ def test_generated_tokens_are_those_of_transformers(kind):
     assert choice.attention[0].position == given["input_ids"].shape[1]
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("instruction", [None, "what is heard ?"])
 @pytest.mark.parametrize("kind", LONG)

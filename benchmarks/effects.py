@@ -15,7 +15,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.measured_runs import measured
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
 from attention_service.models.costs.answer_parts import at_once
@@ -34,7 +33,7 @@ process. Times are of the processor, since other programs run beside. The differ
 def sweep(loaded: LoadedModel, ids: list[int]) -> ModelEffectsReply:
     """Knock out every head in one request."""
     effects = EffectsOfSweep(loaded, validate(ModelEffectsRequest, {"tokens": ids, "sweep": SWEEP}))
-    return at_once(measured(effects, ModelCosts(loaded).memory.copies_at_once(effects.sizes, effects.copies, 2**33)))
+    return at_once(effects.parts(ModelCosts(loaded).memory.copies_at_once(effects.sizes, effects.copies, 2**33)))
 
 
 def one_by_one(loaded: LoadedModel, ids: list[int], token: int) -> np.ndarray:

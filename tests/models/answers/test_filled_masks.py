@@ -13,7 +13,6 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReques
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.measured_runs import measured
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
@@ -90,7 +89,7 @@ def test_gradients_are_those_of_log_p_at_the_masks(of):
 def test_effects_measure_log_p_of_the_answer():
     sweep = {"tap": "context", "over": ["layers", "heads"], "set": 0}
     found = EffectsOfSweep(masked(), validate(ModelEffectsRequest, ONE | {"sweep": sweep}))
-    reply = at_once(measured(found, 3))
+    reply = at_once(found.parts(3))
     plain = sum(token.logprob for token in forward(masked(), **ONE).answer)
     assert float(reply.baseline) == pytest.approx(plain, abs=1e-5)
     edits = {"1": [{"tap": "context", "heads": [2], "set": 0}]}

@@ -17,6 +17,7 @@ from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.loaded.model_description import model_info
 
 LAYER = 1
@@ -104,9 +105,7 @@ def test_a_sweep_over_queries_patches_the_state_of_each_token(tap):
         "tokens": IDS, "layers": [LAYER], "sweep": {"tap": tap, "over": ["queries"], "set": 0}, "of": {"token": 7},
     })  # fmt: skip
     effects = EffectsOfSweep(loaded("llama"), request)
-    while not effects.has_ended:
-        effects.advance(effects.copies)
-    found = effects.reply().effects.value
+    found = at_once(effects.parts(effects.copies)).effects.value
 
     def without(query):
         def change(state):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
 from tools.models_walk.differences import CLOSE, error
@@ -67,9 +68,7 @@ def _error(model: PreTrainedModel, loaded: LoadedModel, places: Sequence[Attenti
 
 def _asked(loaded: LoadedModel, fields: dict[str, Any]) -> np.ndarray:
     run = EffectsOfSweep(loaded, validate(ModelEffectsRequest, fields))
-    while not run.has_ended:
-        run.advance(max(1, min(3, run.copies)))
-    return np.asarray(run.reply().effects.value, float)
+    return np.asarray(at_once(run.parts(max(1, min(3, run.copies)))).effects.value, float)
 
 
 def _without(loaded: LoadedModel, ids: list[int], place: AttentionPlace, head: int) -> tuple[float, Tensor | None]:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.paths.path_effects import EffectsOfPaths
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_hooks import first_of, with_first
@@ -68,9 +69,7 @@ def _asked(loaded: LoadedModel, place: AttentionPlace | None, tokens: Any, other
         "tokens": tokens, "from": senders, "to": {"parts": ["logits"]}, "of": {"position": -1, "token": TOKEN},
     }  # fmt: skip
     run = EffectsOfPaths(loaded, validate(ModelEffectsRequest, request), stream_of(loaded))
-    while not run.has_ended:
-        run.advance(run.copies)
-    return np.asarray(run.reply().effects.value, float)[..., 0]
+    return np.asarray(at_once(run.parts(run.copies)).effects.value, float)[..., 0]
 
 
 class _Frozen:

@@ -4,11 +4,10 @@ Copies whose changes begin at the same layer share one pass, from that layer on.
 """
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from itertools import groupby, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from attention_contract.errors import InvalidRequest, NotFinite
 from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply, ModelEffectsRequest
 from attention_service.core.tensors import is_finite
 from attention_service.models.answers.objective import objective_of
-from attention_service.models.costs.answer_parts import Passes
+from attention_service.models.costs.answer_parts import OwnTime
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.loaded.checked_request import check_request
@@ -32,34 +31,18 @@ from attention_service.models.passes.points import Point
 from attention_service.models.passes.shared_layers import KeptStates, Resumed
 
 
-class MeasuredEffects(Protocol):
-    """The effects that one request asks for, measured a pass or two at a time."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True once every change is tried."""
-
-    def next_copies(self, copies: int) -> int:
-        """The number of copies of the texts that ``advance`` runs next, of at most so many in a pass."""
-
-    def advance(self, copies: int) -> None:
-        """Measure what is next: the baseline, or some changes."""
-
-    def reply(self) -> ModelEffectsReply:
-        """Return all effects."""
-
-
-def measured(effects: MeasuredEffects, copies: int) -> Passes[ModelEffectsReply]:
-    """Measure effects pass by pass, of at most so many copies of the texts."""
-    effects.advance(copies)
-    while not effects.has_ended:
-        yield effects.next_copies(copies)
-        effects.advance(copies)
-    return effects.reply()
+def in_passes(changes: Sequence[int], kind: Callable[[int], Hashable], copies: int) -> Iterator[list[int]]:
+    """The changes of each pass: at most so many of one kind that follow each other."""
+    for _, alike in groupby(changes, kind):
+        while some := [*islice(alike, copies)]:
+            yield some
 
 
 class MeasuredRuns:
     """The baseline of a request for effects, and the runs with a change beside it."""
+
+    time: OwnTime
+    """The time since the baseline began."""
 
     def __init__(
         self, loaded: LoadedModel, request: ModelEffectsRequest,
@@ -80,7 +63,6 @@ class MeasuredRuns:
         self.kept = KeptStates()
         """The states of the baseline."""
         self._by_number: dict[str, dict[int, Tensor]] = {"value": {}, "divergence": {}}
-        self._seconds = 0.0
 
     @property
     def sizes(self) -> SweepSizes:
@@ -89,20 +71,9 @@ class MeasuredRuns:
         batch, length = inputs.predicted.ids.shape
         return SweepSizes(batch, length, inputs.text.length, length if places is None else max(map(len, places)))
 
-    @property
-    def has_baseline(self) -> bool:
-        """True once the baseline is measured."""
-        return self._baseline is not None
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the time until the block ends as that of the request."""
-        started = time.perf_counter()
-        yield
-        self._seconds += time.perf_counter() - started
-
     def measure_baseline(self, spec: RunSpec, read: Mapping[Point, Reading]) -> RunResult:
         """Run the texts without a change, read states, and find the token whose probability is measured."""
+        self.time = OwnTime()
         objective, stack = self._objective, self.checked.inputs.predicted
         if objective.is_open and objective.places is None:
             every = self._loaded.head.every(stack)
@@ -155,7 +126,7 @@ class MeasuredRuns:
             fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
         shape = len(baseline), *map(len, swept.values())
         effects = {name: self._of_all(runs, shape) for name, runs in self._by_number.items() if runs or name == "value"}
-        self._attention_pass.started = time.perf_counter() - self._seconds
+        self._attention_pass.started = self.time.began
         about = run_fields(loaded, self.checked, self._attention_pass)
         return valid(ModelEffectsReply, fields | {"effects": valid(ModelEffects, effects)} | about)
 

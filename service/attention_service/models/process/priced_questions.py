@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
@@ -25,7 +25,6 @@ from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.masked_likelihoods import masked_likelihoods, plan_likelihoods
-from attention_service.models.answers.measured_runs import measured
 from attention_service.models.answers.model_forward import recorded_forward
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import recorded_weights
@@ -66,6 +65,9 @@ from attention_service.models.loaded.streams.watched_probes import watched_probe
 from attention_service.models.process.finite_answers import check_finite
 from attention_service.models.process.served import Answer, Facts, PricedRun
 from attention_service.models.process.timed_runs import TimedRuns
+
+_BASELINE: Final = 2
+"""The most passes of the part in which effects have their baseline: with the search for the token that is measured."""
 
 
 class AskedModel:
@@ -199,7 +201,7 @@ def _measured(
     sizes = measurement.sizes._replace(beside_bytes=memory.beside_bytes(measurement.runs.checked, request))
     copies = memory.copies_at_once(sizes, measurement.copies, facts["free_bytes"])
     stage = sweep_stage(memory, sizes, copies)
-    return model.in_parts([stage], partial(measured, measurement, copies), measurement.next_copies(copies), "effects")
+    return model.in_parts([stage], partial(measurement.parts, copies), _BASELINE, "effects")
 
 
 def lens(model: AskedModel, request: ModelLensRequest, facts: Facts, *_: object) -> PricedRun:

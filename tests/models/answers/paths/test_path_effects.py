@@ -17,6 +17,7 @@ from attention_contract.schemas.analyses.model_effects import ModelEffectsReques
 from attention_contract.validation import validate
 from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.paths.path_models import check_stack
+from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.residual_stream import find_stream
 
@@ -51,9 +52,7 @@ def paths(family, copies=None, tokens=IDS, **fields):
     model, stream, _ = served(family)
     request = validate(ModelEffectsRequest, {"tokens": tokens, **fields})
     effects = EffectsOfPaths(model, request, stream)
-    while not effects.has_ended:
-        effects.advance(copies or effects.copies)
-    return effects.reply()
+    return at_once(effects.parts(copies or effects.copies))
 
 
 def fields_of(end):
@@ -130,8 +129,8 @@ def test_the_number_that_is_set_is_what_each_component_sends_into_the_stream(fam
     for number in (0.0, 2.5):
         fields = {"tokens": IDS, "from": every | {"set": number}}
         effects = EffectsOfPaths(model, validate(ModelEffectsRequest, fields), stream)
-        effects.advance(1)
-        changes.append([effects.changes.of(sender) for sender in effects.ends.senders])
+        sent = at_once(effects.changes())
+        changes.append([sent.of(sender) for sender in effects.ends.senders])
     for without, changed in zip(*changes, strict=True):
         near(changed - without, torch.full_like(changed, 2.5))
 
@@ -140,9 +139,8 @@ def test_what_all_components_send_sums_to_the_states():
     model, stream, plain = served("gpt2")
     fields = {"tokens": IDS, "from": {"parts": ["heads", "mlps", "embeddings"], "tokens": OTHER}}
     effects = EffectsOfPaths(model, validate(ModelEffectsRequest, fields), stream)
-    while effects.changes is None:
-        effects.advance(1)
-    total = sum(effects.changes.of(sender) for sender in effects.ends.senders)
+    sent = at_once(effects.changes())
+    total = sum(sent.of(sender) for sender in effects.ends.senders)
     states = []
     handle = plain.layers[-1].register_forward_hook(lambda _, __, output: states.append(output))
     for tokens in (OTHER, IDS):

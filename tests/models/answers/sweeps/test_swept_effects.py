@@ -11,6 +11,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
+from attention_service.models.costs.answer_parts import at_once
 
 TEXTS = [IDS, IDS[3:8]]
 HEADS = {"tap": "context", "over": ["layers", "heads"], "set": 0}
@@ -18,9 +19,7 @@ HEADS = {"tap": "context", "over": ["layers", "heads"], "set": 0}
 
 def swept(model, copies=None, **fields):
     effects = EffectsOfSweep(model, validate(ModelEffectsRequest, {"tokens": IDS, **fields}))
-    while not effects.has_ended:
-        effects.advance(copies or effects.copies)
-    return effects.reply()
+    return at_once(effects.parts(copies or effects.copies))
 
 
 def logs(model, edits, tokens=IDS, positions=None, **fields):

@@ -9,7 +9,6 @@ Notation: B texts, N paths of one pass, S their different beginnings, L tokens, 
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Literal
 
 import torch
@@ -19,13 +18,13 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.analyses.model_paths import PathSenders
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import wide
-from attention_service.models.answers.measured_runs import MeasuredRuns
+from attention_service.models.answers.measured_runs import MeasuredRuns, in_passes
 from attention_service.models.answers.paths.path_cost import sizes_of_paths
 from attention_service.models.answers.paths.path_ends import Component, path_ends
 from attention_service.models.answers.paths.path_models import check_paths_known
 from attention_service.models.answers.paths.sent_states import SentChanges, SentStates, points_sent, sent_states
+from attention_service.models.costs.answer_parts import Passes
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.input_stacks import Inputs
@@ -39,7 +38,7 @@ from attention_service.models.passes.shared_layers import Resumed
 
 
 class EffectsOfPaths:
-    """The effects that one request asks for, measured pass by pass, so that other requests have turns between."""
+    """The effects of the paths that one request asks for."""
 
     def __init__(self, loaded: LoadedModel, request: ModelEffectsRequest, stream: ResidualStream) -> None:
         """Check the request. Raises InvalidRequest that names the field at fault."""
@@ -52,8 +51,6 @@ class EffectsOfPaths:
         self.ends = path_ends(loaded, request.from_, request.receivers, checked.places)
         """The components at the beginnings and the ends."""
         check_paths_known(loaded, stream, self.ends)
-        self._left = self.ends.paths
-        """The numbers of the paths that are still to be tried."""
         senders = request.from_
         self._reference = _reference(loaded, request, senders, checked.inputs)
         self._sends: float | Literal["mean"] = 0.0 if senders.set is None else senders.set
@@ -61,10 +58,6 @@ class EffectsOfPaths:
             receiver.layer: receiver.attention for receiver in self.ends.receivers if receiver.end.part == "mlps"
         }
         """The attentions of the layers that are ends, by their place in the stack."""
-        self.changes: SentChanges | None = None
-        """The changes of what the beginnings send, once the baseline, and the states in place of its, are measured."""
-        self._clean: SentStates | None = None
-        """The states that the beginnings send in the baseline."""
 
     @property
     def sizes(self) -> SweepSizes:
@@ -79,31 +72,20 @@ class EffectsOfPaths:
     @property
     def copies(self) -> int:
         """The most copies of the texts in one pass."""
-        return max(1, len(self._left))
-
-    @property
-    def has_ended(self) -> bool:
-        """True once every path is tried."""
-        return self.changes is not None and not self._left
-
-    def next_copies(self, copies: int) -> int:
-        """The number of copies of the texts that ``advance`` runs next, in two passes for queries, keys and values."""
-        return 2 if self.changes is None else 2 * len(self._next(copies))
+        return max(1, len(self.ends.paths))
 
     @torch.no_grad()
-    def advance(self, copies: int) -> None:
-        """Measure the baseline, what is sent in its place, or the paths of one further pass of so many copies."""
-        checkpoint()
-        with self.runs.timed():
-            if self._clean is None:
-                self._measure_baseline()
-            elif self.changes is None:
-                self._measure_reference(self._clean)
-            else:
-                self._measure(self._next(copies), self.changes)
+    def parts(self, copies: int) -> Passes[ModelEffectsReply]:
+        """Measure the baseline, and then the paths, on at most so many copies of the texts in a pass."""
+        changes = yield from self.changes()
 
-    def reply(self) -> ModelEffectsReply:
-        """Return all effects."""
+        def kind(path: int) -> tuple[int, str]:
+            _, receiver = self.ends.of(path)
+            return receiver.layer, receiver.end.part
+
+        for paths in in_passes(self.ends.paths, kind, copies):
+            yield from self.runs.time.between(2 * len(paths))  # queries, keys and values take two passes
+            self._measure(paths, changes)
         return self.runs.reply({
             "from": [sender.end for sender in self.ends.senders],
             "to": [receiver.end for receiver in self.ends.receivers],
@@ -111,29 +93,18 @@ class EffectsOfPaths:
 
     # ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _measure_baseline(self) -> None:
-        """Run the texts."""
-        read = points_sent(self._stream, self.ends.senders, [*self._held.values()])
-        at = self.runs.measure_baseline(RunSpec(), read).at
-        self._clean = clean = sent_states(self._stream, self.ends.senders, at)
-        if self._reference is None:
-            self.changes = SentChanges(self._stream, clean, self._sends, self.runs.checked.inputs.predicted.mask)
-
-    def _measure_reference(self, clean: SentStates) -> None:
-        """Run the text whose states are sent."""
-        arguments = {} if self._reference is None else self._reference.arguments
-        spec = RunSpec(read=points_sent(self._stream, self.ends.senders, ()))
-        other = sent_states(self._stream, self.ends.senders, self._loaded.runner.run(arguments, spec).at)
-        self.changes = SentChanges(self._stream, clean, other, self.runs.checked.inputs.predicted.mask)
-
-    def _next(self, copies: int) -> list[int]:
-        """The numbers of the next paths, which end at components of one kind in one layer."""
-
-        def group(path: int) -> tuple[int, str]:
-            _, receiver = self.ends.of(path)
-            return receiver.layer, receiver.end.part
-
-        return [*takewhile(lambda path: group(path) == group(self._left[0]), self._left[:copies])]
+    @torch.no_grad()
+    def changes(self) -> Passes[SentChanges]:
+        """Run the texts, and then that whose states are sent. Returns the changes of what the beginnings send."""
+        stream, senders = self._stream, self.ends.senders
+        read = points_sent(stream, senders, [*self._held.values()])
+        clean = sent_states(stream, senders, self.runs.measure_baseline(RunSpec(), read).at)
+        other: SentStates | float | Literal["mean"] = self._sends
+        if self._reference is not None:
+            yield from self.runs.time.between(2)
+            spec = RunSpec(read=points_sent(stream, senders, ()))
+            other = sent_states(stream, senders, self._loaded.runner.run(self._reference.arguments, spec).at)
+        return SentChanges(stream, clean, other, self.runs.checked.inputs.predicted.mask)
 
     def _measure(self, paths: Sequence[int], changes: SentChanges) -> None:
         """Try these paths, each on its own copy of the texts."""
@@ -152,7 +123,6 @@ class EffectsOfPaths:
             put = self._received(receiver.place, receiver, ends, sent)
             tasks = {receiver.place.key: LayerTask(key_mask=self._key_mask(receiver.place, len(ends)))}
             self.runs.measure(paths, RunSpec(AttentionPass(tasks), put=put), receiver.layer)
-        self._left = self._left[len(paths) :]
 
     def _received(
         self, place: AttentionPlace, receiver: Component, ends: Sequence[tuple[Component, Component]],

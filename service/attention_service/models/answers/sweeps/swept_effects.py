@@ -9,9 +9,9 @@ import torch
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.attention import Edit
-from attention_service.core.cancellation import checkpoint
-from attention_service.models.answers.measured_runs import MeasuredRuns
+from attention_service.models.answers.measured_runs import MeasuredRuns, in_passes
 from attention_service.models.answers.sweeps.swept_edits import check_sweep_labels, is_swept, layer_sweep
+from attention_service.models.costs.answer_parts import Passes
 from attention_service.models.costs.pass_memory import SweepSizes
 from attention_service.models.loaded.checked_request import edit_tasks
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -22,7 +22,7 @@ from attention_transformers.model_layers import LayerKey
 
 
 class EffectsOfSweep:
-    """The effects that one request asks for, measured pass by pass, so that other requests have turns between."""
+    """The effects of the edits that one request asks for."""
 
     def __init__(self, loaded: LoadedModel, request: ModelEffectsRequest) -> None:
         """Check the request. Raises InvalidRequest that names the field at fault."""
@@ -39,8 +39,8 @@ class EffectsOfSweep:
         """True if edits change what is seen beside the attentions, of all copies alike."""
         starts = [loaded.shared_layers.first(edits) for edits in self._sweep.edits]
         self._starts = starts
-        self._left = sorted((at for at, edits in enumerate(self._sweep.edits) if edits), key=starts.__getitem__)
-        """The numbers of the edits that are still to be tried, by the layer at which each begins."""
+        self._edits = sorted((at for at, edits in enumerate(self._sweep.edits) if edits), key=starts.__getitem__)
+        """The numbers of the edits, by the layer at which each begins."""
 
     @property
     def copies(self) -> int:
@@ -49,40 +49,21 @@ class EffectsOfSweep:
         alone = self._beside or loaded.head.unit == "choice" or not loaded.stacks_texts
         if alone or not self.runs.checked.repeats:
             return 1
-        return max(1, len(self._left))
+        return max(1, len(self._edits))
 
     @property
     def sizes(self) -> SweepSizes:
         """The sizes of the texts."""
         return self.runs.sizes
 
-    @property
-    def has_ended(self) -> bool:
-        """True once every edit is tried."""
-        return self.runs.has_baseline and not self._left
-
-    def next_copies(self, copies: int) -> int:
-        """The number of copies of the texts that ``advance`` runs next."""
-        return len(self._next(copies)) if self.runs.has_baseline else 2
-
     @torch.no_grad()
-    def advance(self, copies: int) -> None:
-        """Measure the baseline, or the edits of one further pass of at most so many copies."""
-        checkpoint()
-        with self.runs.timed():
-            if not self.runs.has_baseline:
-                self.runs.measure_baseline(RunSpec(self._tasks({})), {})
-            else:
-                self._measure(self._next(copies))
-
-    def reply(self) -> ModelEffectsReply:
-        """Return all effects."""
+    def parts(self, copies: int) -> Passes[ModelEffectsReply]:
+        """Measure the baseline, and then the edits, on at most so many copies of the texts in a pass."""
+        self.runs.measure_baseline(RunSpec(self._tasks({})), {})
+        for numbers in in_passes(self._edits, self._starts.__getitem__, copies):
+            yield from self.runs.time.between(len(numbers))
+            self._measure(numbers)
         return self.runs.reply(self._sweep.swept)
-
-    def _next(self, copies: int) -> list[int]:
-        """The numbers of the next edits, which begin at one layer."""
-        start = self._starts[self._left[0]] if self._left else 0
-        return [number for number in self._left[:copies] if self._starts[number] == start]
 
     def _measure(self, numbers: Sequence[int]) -> None:
         """Try these edits, each on its own copy of the texts."""
@@ -94,7 +75,6 @@ class EffectsOfSweep:
         ]
         attention_pass = passes[0] if len(passes) == 1 else AttentionPass({}, own)
         self.runs.measure(numbers, RunSpec(attention_pass), self._starts[numbers[0]])
-        self._left = self._left[len(numbers) :]
 
     def _tasks(self, swept: Mapping[LayerKey, Edit]) -> AttentionPass:
         """A pass with the edits of the request, and then these."""

@@ -48,14 +48,14 @@ def similarity(model: PreTrainedModel, loaded: LoadedModel) -> float:
     Those of transformers are of each text alone; here all texts of all pairs are one batch.
     """
     request = TextSimilarityRequest(pairs=[[*pair] for pair in PAIRS])
-    planned = plan_similarity(loaded, request)
-    reply = similarity_reply(loaded, request, planned)
-    rows, real = planned.plan.rows, _real(planned.stack)
+    plan = plan_similarity(loaded, request)
+    reply = similarity_reply(loaded, request, plan)
+    rows, real = plan.rows, _real(plan.stack(loaded))
     errors = list[float]()
     for number in range(len(PAIRS)):
         sides = number, number + len(PAIRS)  # the first texts of all pairs, then the second ones
         states, leaves = zip(*(eager_states(model, loaded, rows[side]) for side in sides), strict=True)
-        cosine = torch.cosine_similarity(*(_pooled(planned.plan, each) for each in states), dim=0)
+        cosine = torch.cosine_similarity(*(_pooled(plan, each) for each in states), dim=0)
         errors.append(abs(reply.similarity[number] - float(cosine.detach())))
         products = [x * leaf for x, leaf in zip(torch.autograd.grad(cosine, leaves), leaves, strict=True)]
         # A norm right behind the table makes each sum 0 up to rounding: a share of its summands.

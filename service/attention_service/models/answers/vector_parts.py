@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from attention_contract.schemas.openai import EmbeddingRequest, Embeddings, Usage
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.models.answers.text_embeddings import EmbeddingPlan, embed
-from attention_service.models.answers.vector_similarity import SimilarityPlan, similarity_reply, stacked
+from attention_service.models.answers.vector_similarity import similarity_reply
 from attention_service.models.costs.answer_parts import BACKWARD, OwnTime, Passes
 from attention_service.models.costs.pass_memory import PassMemory
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -31,10 +31,10 @@ def embeddings(
 
 
 def similarities(
-    loaded: LoadedModel, memory: PassMemory, request: TextSimilarityRequest, planned: SimilarityPlan
+    loaded: LoadedModel, memory: PassMemory, request: TextSimilarityRequest, plan: EmbeddingPlan
 ) -> Passes[TextSimilarityReply]:
     """Return the cosine of each pair, and the share of each token in it."""
-    rows, time = planned.plan.rows, OwnTime()
+    rows, time = plan.rows, OwnTime()
     half, passes = len(rows) // 2, BACKWARD if request.gradients else 1
     tokens = [2 * max(len(rows[pair]), len(rows[half + pair])) for pair in range(half)]
     replies: list[TextSimilarityReply] = []
@@ -42,7 +42,7 @@ def similarities(
         if replies:
             yield from time.between(2 * passes * len(some))
         both = [*some, *(half + pair for pair in some)]
-        replies.append(similarity_reply(loaded, request, stacked(loaded, planned.plan.of(both))))
+        replies.append(similarity_reply(loaded, request, plan.of(both)))
     if len(replies) == 1:
         return replies[0]
     lists = {

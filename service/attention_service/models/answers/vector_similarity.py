@@ -1,7 +1,6 @@
 """The cosine of the vectors of two texts, and its gradient by token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,17 +20,11 @@ from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.points import EMBEDDINGS
 
 
-@dataclass(frozen=True)
-class SimilarityPlan:
-    """A request for similarities, checked."""
+def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> EmbeddingPlan:
+    """Check a request. Returns the plan of the first texts of all pairs, and then the second ones.
 
-    plan: EmbeddingPlan
-    """The first texts of all pairs, then the second ones."""
-    stack: Stack
-
-
-def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> SimilarityPlan:
-    """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
+    Raises InvalidRequest that names the field at fault, and InvalidCheckpoint.
+    """
     if images_of(request):
         raise InvalidRequest.at("pairs", "this model puts no image into one space with texts; send texts")
     if loaded.reader.tokenizer is None:
@@ -46,20 +39,12 @@ def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> Simi
         )
         for side in (0, 1)
     ]  # fmt: skip
-    plan = EmbeddingPlan(sides[0].settings, [*sides[0].rows, *sides[1].rows], [*sides[0].left_out, *sides[1].left_out])
-    return stacked(loaded, plan)
+    return EmbeddingPlan(sides[0].settings, [*sides[0].rows, *sides[1].rows], [*sides[0].left_out, *sides[1].left_out])
 
 
-def stacked(loaded: LoadedModel, plan: EmbeddingPlan) -> SimilarityPlan:
-    """The plan of pairs as one batch."""
-    return SimilarityPlan(plan, plan.stack(loaded))
-
-
-def similarity_reply(
-    loaded: LoadedModel, request: TextSimilarityRequest, planned: SimilarityPlan
-) -> TextSimilarityReply:
+def similarity_reply(loaded: LoadedModel, request: TextSimilarityRequest, plan: EmbeddingPlan) -> TextSimilarityReply:
     """Return the cosine of each pair, and the share of each token in it."""
-    stack, attention_pass, parts = planned.stack, AttentionPass({}), passes_of(loaded, planned.plan)
+    stack, attention_pass, parts = plan.stack(loaded), AttentionPass({}), passes_of(loaded, plan)
     embedded, vectors = list[Tensor](), list[Tensor]()
     spec = RunSpec(attention_pass, keep=[EMBEDDINGS] if request.gradients else [], last_states=True)
     with torch.set_grad_enabled(request.gradients):

@@ -4,9 +4,9 @@ Each question states its stages once. Admission reserves the largest peak, ``/co
 and a turn announces the time of the next part.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from attention_contract.schemas.model_requests import ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
@@ -92,51 +92,3 @@ def rows_stage(memory: PassMemory, rows: int, length: int, *, of: int | None = N
     """Return the passes for one batch of Jacobian rows of a text; with ``of``, for all ``of`` rows."""
     times = 1 if of is None else -(-of // rows)
     return Stage(rows, length, peak_bytes=memory.jacobian_bytes(rows, length), times=3 * times)
-
-
-@dataclass(frozen=True)
-class ContextSizes:
-    """The sizes of a request for sources."""
-
-    length: int
-    """Tokens of prompt and answer."""
-    answer: int
-    sentences: int
-    sources: Sequence[int]
-    """Tokens of each source."""
-    joins: bool
-    """True if one batch holds several prompts, each without one source."""
-
-
-def context_stages(
-    memory: PassMemory, wanted: Collection[str], sizes: ContextSizes, free_bytes: int
-) -> list[Stage]:  # fmt: skip
-    """Return the stages of a request for sources, in the order in which they run."""
-    length, answer, many = sizes.length, sizes.answer, len(sizes.sources)
-    peak_bytes = memory.rows_bytes(1, length, answer)
-    one = Stage(
-        1, length, peak_bytes=peak_bytes + memory.answer_weights_bytes(answer, length), rows=answer, measure="attention"
-    )
-    stages = [one]
-    if "gradient" in wanted:
-        passes = 1 + sizes.sentences
-        graph = peak_bytes + memory.graph_bytes(1, length)
-        stages.insert(0, replace(
-            one, peak_bytes=graph, reads=passes, gradients=sizes.sentences, counted=passes, measure="gradient"
-        ))  # fmt: skip
-    removed = [length - source for source in sizes.sources]
-    lengths: dict[Measure, list[int]] = {"hidden": [length] * many, "removed": removed}
-    for measure in get_args(Measure):
-        if measure not in wanted or measure not in lengths:
-            continue
-        at_once = memory.texts_at_once(many, length, answer, free_bytes) if sizes.joins else 1
-        # Those alike in length first, so that few tokens fill a pass up.
-        order = sorted(range(many), key=lengths[measure].__getitem__)
-        for start in range(0, many, at_once):
-            some = order[start : start + at_once]
-            longest = max(lengths[measure][chosen] for chosen in some)
-            stages.append(Stage(
-                len(some), longest, peak_bytes=memory.rows_bytes(len(some), longest, answer), rows=answer,
-                counted=len(some), measure=measure, sources=some,
-            ))  # fmt: skip
-    return stages

@@ -27,14 +27,14 @@ _RELATIVE_TOLERANCE: Final = 1e-4
 """The difference of equal states, relative to their size; of dtypes with few digits a hundred times that."""
 
 
-class Run(Protocol):
-    """Runs a model, or a part of it, once."""
+class ModelCall(Protocol):
+    """Calls a model, or a part of it, once."""
 
     def __call__(
-        self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass, *, model: nn.Module | None = None,
-        changes: Iterable[tuple[Point, State]] = (),
+        self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass, *, logits: Tensor | None = None,
+        model: nn.Module | None = None, changes: Iterable[tuple[Point, State]] = (),
     ) -> Any:  # fmt: skip
-        """Return the output."""
+        """Return the output. ``changes``: of states, behind the edits of the pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class LastStates:
     """True if it returns ``[L, B, width]``."""
     alone: bool
     """True if it returns the same when it runs without the rest of the model."""
-    run: Run
+    run: ModelCall
 
     def of(
         self,
@@ -68,7 +68,7 @@ class LastStates:
 
 
 def find_last_states(
-    model: PreTrainedModel, reader: InputReader, places: Sequence[AttentionPlace], run: Run
+    model: PreTrainedModel, reader: InputReader, places: Sequence[AttentionPlace], run: ModelCall
 ) -> LastStates:
     """Find the part of a model that makes the last states of its text. Raises InvalidCheckpoint if none does.
 

@@ -6,10 +6,10 @@ Notation: B texts, L tokens, P positions.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import EditableTap
@@ -19,7 +19,7 @@ from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows, rows_at
 from attention_service.models.loaded.entering_states import EnteringStates, kept_in_graph
-from attention_service.models.loaded.last_states import LastStates
+from attention_service.models.loaded.last_states import LastStates, ModelCall
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_hooks import State
@@ -104,16 +104,6 @@ EVERY_TAP: Final[tuple[LayerTap, ...]] = tuple(tap for taps in get_args(LayerTap
 """The taps of the layers of all models."""
 Use = Literal["read", "keep", "put", "edit", "generate", "report"]
 """A use of a point in a run; of generated tokens, ``generate`` is an edit, and ``report`` a reply about each."""
-
-
-class ModelCall(Protocol):
-    """Calls a model, or a part of it, once."""
-
-    def __call__(
-        self, arguments: Mapping[str, Tensor], attention_pass: AttentionPass, *, logits: Tensor | None = None,
-        model: nn.Module | None = None, changes: Iterable[tuple[Point, State]] = (),
-    ) -> Any:  # fmt: skip
-        """Return the output. ``changes``: of states, behind the edits of the pass."""
 
 
 class ModelRunner:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attention_service.core.tensors import wide
 from attention_service.models.inputs.input_reader import InputReader
 from attention_service.models.inputs.input_stacks import Stack, Tokens
-from attention_service.models.loaded.last_states import Run
+from attention_service.models.loaded.last_states import ModelCall
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import TARGET, TEXT
 from attention_service.models.passes.unrun_models import NOT_RUNNING
@@ -28,7 +28,7 @@ _SHORT_TEXTS: Final = 3
 """Texts that are filled up. Padding changes each of them; a router that rounds otherwise changes one by chance."""
 
 
-def choose_padding(reader: InputReader, run: Run, part: nn.Module | None) -> bool:
+def choose_padding(reader: InputReader, run: ModelCall, part: nn.Module | None) -> bool:
     """Choose the side at which the texts of a reader are filled up. False if either changes their numbers.
 
     ``part``: the part of the model that is run in its place; None for all of it.
@@ -42,7 +42,7 @@ def choose_padding(reader: InputReader, run: Run, part: nn.Module | None) -> boo
     return False
 
 
-def _keeps_numbers(reader: InputReader, run: Run, part: nn.Module | None) -> bool:
+def _keeps_numbers(reader: InputReader, run: ModelCall, part: nn.Module | None) -> bool:
     """True if short texts have the outputs alone that they have where they are filled up to the length of another."""
     short = [_text(number, TARGET) for number in range(_SHORT_TEXTS)]
     together, alone = reader.batch([_text(0, TEXT), *short]), reader.batch(short)
@@ -60,7 +60,7 @@ def _keeps_numbers(reader: InputReader, run: Run, part: nn.Module | None) -> boo
     return bool((differences <= _TOLERANCE[own.dtype] * sizes).any())
 
 
-def find_least_length(reader: InputReader, run: Run, part: nn.Module | None) -> int:
+def find_least_length(reader: InputReader, run: ModelCall, part: nn.Module | None) -> int:
     """Return the fewest tokens of a text over which a model runs: more than 1 of one whose layers merge tokens.
 
     ``part``: the part of the model that is run in its place; None for all of it.

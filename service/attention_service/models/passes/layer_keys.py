@@ -43,8 +43,6 @@ class LayerWindows:
 
     order: Tensor
     """``[W, T]`` on the host: the token that each entry of a window is, counted row by row; -1 for padding."""
-    rows: int
-    columns: int
     merged: int
     """The patches along a side of the square that is one token."""
 

@@ -7,11 +7,11 @@ Sources: DeepSeek-AI 2025 (DeepSeek-V3.2, the lightning indexer); Qiu et al. 202
 ``core.problem``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -71,11 +71,8 @@ class ModuleTaps:
 NOTHING_BESIDE: Final = ModuleTaps()
 
 
-class See(Protocol):
-    """The use of a tap that a module makes."""
-
-    def __call__(self, layer: LayerKey, tap: str, x: Tensor) -> Tensor:
-        """Take ``index_scores`` or a ``gate``. Returns that to go on with."""
+See = Callable[[LayerKey, str, Tensor], Tensor]
+"""Takes ``index_scores`` or a ``gate`` that the module of a layer has made. Returns that to go on with."""
 
 
 class ModuleRuns:

@@ -16,9 +16,9 @@ from attention_service.models.generation.decoding.sampling import Sampling
 from attention_service.models.generation.generation import RunningGeneration
 from attention_service.models.generation.plans.generation_plan import GenerationPlan, plan_generation
 from attention_service.models.inputs.token_texts import TokenDecoder
-from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.priced_questions import AskedModel
 from attention_service.models.process.served import Answer, Facts, Parts, PricedRun
+from attention_service.models.process.work_blocks import with_adapter
 
 Then = Callable[[ContextPlan], PricedRun]
 """The work that follows an answer."""

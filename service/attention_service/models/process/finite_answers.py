@@ -7,6 +7,7 @@ outputs of the modules are watched. A request that brings NaN or ∞ itself is a
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,8 @@ from attention_service.core.inspection.statistics import OF_SOME, PAIR_STATISTIC
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.nonfinite_outputs import first_nonfinite
-from attention_service.models.process.served import Answer, Parts, PricedRun
+from attention_service.models.process.served import Answer, PricedRun
+from attention_service.models.process.work_blocks import within_blocks
 
 _FORBIDS: Final = frozenset({"index_scores", "logits", "logprob", "lse", "masked_scores", "targets"})
 """Fields in which −∞ says that a token or a key is forbidden."""
@@ -36,22 +38,11 @@ _SPECIAL: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 def finite_work(work: PricedRun, loaded: LoadedModel, made: Callable[[], PricedRun], body: memoryview) -> PricedRun:
     """Return the work of a request, whose answer has finite numbers or is an error. ``made`` makes the work anew."""
 
-    def checked(answer: Any) -> Any:
-        if isinstance(answer, Generator):
-            return parts(answer)
-        if isinstance(answer, Answer) and answer.reply is not None:
+    def check(answer: Answer) -> None:
+        if answer.reply is not None:
             check_finite(answer.reply, body)
-        return finite_work(answer, loaded, made, body) if isinstance(answer, PricedRun) else answer
 
-    def run() -> Any:
-        with _naming(loaded, made):
-            return checked(work.run())
-
-    def parts(given: Parts) -> Parts:
-        with _naming(loaded, made):
-            return checked((yield from given))  # type: ignore[no-any-return]
-
-    return work._replace(run=run)
+    return within_blocks(work, partial(_naming, loaded, made), check)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The requests of a process that have no answer yet, and what the server is told of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from attention_contract.schemas.prompts import ModelRan
 from attention_contract.tensor_files import to_safetensors
@@ -20,21 +20,14 @@ _LONG_S: Final = 1.0
 """Seconds that a part may take without the server being told before."""
 
 
-class Waiting(Protocol):
-    """Questions that wait for something."""
-
-    def discard(self, item: AskedQuestion) -> None:
-        """Let one wait no longer, if it does."""
-
-
 class OpenQuestions:
     """The questions of a process by their numbers, and their messages to the server."""
 
     def __init__(self, pipes: ProcessPipes, model: Served, memories: Sequence[ReplySpace]) -> None:
         """``memories``: those in which replies are made."""
         self.pipes, self.model, self._memories = pipes, model, memories
-        self.waiting: list[Waiting] = []
-        """Places in which a question may wait, and which it is to leave with its answer."""
+        self.discards: list[Callable[[AskedQuestion], None]] = []
+        """Functions that take a question with its answer out of all places in which it may wait."""
         self._questions: dict[int, AskedQuestion] = {}
         self._least = held_after_giving_back()
         """The bytes of the process when it last gave memory back."""
@@ -119,8 +112,8 @@ class OpenQuestions:
 
     def _forget(self, question: AskedQuestion) -> None:
         """Let a request go that has its answer, and what it held."""
-        for group in self.waiting:
-            group.discard(question)
+        for discard in self.discards:
+            discard(question)
         question.work = question.parts = None
         self._questions.pop(question.number, None)
         self._give_back()

@@ -106,6 +106,10 @@ class AskedModel:
         runs = TimedRuns(self.costs, stages[0], purpose, kind)
         return PricedRun(held(stages), lambda: runs.parts(answer(), first), runs.seconds(first))
 
+    def at_once(self, stage: Stage, answer: Callable[[], WireModel]) -> PricedRun:
+        """The work of an answer in one part, of which no times are learned."""
+        return PricedRun(stage.peak_bytes, lambda: Answer(answer()), self.costs.seconds(stage))
+
 
 def forward(model: AskedModel, request: ModelForwardRequest, facts: Facts, *_: object) -> PricedRun:
     """The work of a request for predictions and taps, or for likelihoods."""
@@ -222,9 +226,7 @@ def jacobian(model: AskedModel, request: JacobianRequest, facts: Facts, *_: obje
     def work(stream: ResidualStream) -> PricedRun:
         plan = plan_rows(model.loaded, request, stream, model.costs, facts["free_bytes"])
         stage = rows_stage(model.costs.memory, len(plan.rows), plan.stack.length)
-        return PricedRun(
-            stage.peak_bytes, lambda: Answer(jacobian_rows(model.loaded, plan, stream)), model.costs.seconds(stage)
-        )
+        return model.at_once(stage, partial(jacobian_rows, model.loaded, plan, stream))
 
     return model.with_stream(work)
 
@@ -232,19 +234,13 @@ def jacobian(model: AskedModel, request: JacobianRequest, facts: Facts, *_: obje
 def features(model: AskedModel, request: FeaturesRequest, *_: object) -> PricedRun:
     """The work of a request for features of tokens."""
     plan = plan_features(model.loaded, request)
-    stage = features_stage(model.costs.memory, plan)
-    return PricedRun(
-        stage.peak_bytes, lambda: Answer(features_reply(model.loaded, plan)), model.costs.seconds(stage)
-    )  # fmt: skip
+    return model.at_once(features_stage(model.costs.memory, plan), partial(features_reply, model.loaded, plan))
 
 
 def states(model: AskedModel, request: StatesRequest, *_: object) -> PricedRun:
     """The work of a request for states of layers behind a text."""
     plan = plan_states(model.loaded, request)
-    stage = states_stage(model.costs.memory, plan)
-    return PricedRun(
-        stage.peak_bytes, lambda: Answer(states_reply(model.loaded, plan)), model.costs.seconds(stage)
-    )  # fmt: skip
+    return model.at_once(states_stage(model.costs.memory, plan), partial(states_reply, model.loaded, plan))
 
 
 def embed(model: AskedModel, request: EmbeddingRequest, *_: object) -> PricedRun:
@@ -273,9 +269,8 @@ def similarity(model: AskedModel, request: TextSimilarityRequest, *_: object) ->
     if is_pair(loaded):
         work = partial(_of_pair, model, request)
         return PricedRun(image_bytes(loaded, request), work) if images_of(request) else work()
-    planned = plan_similarity(loaded, request)
-    answer = partial(similarities, loaded, memory, request, planned)
-    return _of_texts(model, planned.plan, answer, graph=request.gradients)
+    plan = plan_similarity(loaded, request)
+    return _of_texts(model, plan, partial(similarities, loaded, memory, request, plan), graph=request.gradients)
 
 
 def _of_texts(

@@ -19,13 +19,13 @@ from attention_service.models.loaded.checkpoint_processors import reason_of
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
 from attention_service.models.passes.device_heads import DeviceHeads
-from attention_service.models.process.adapted_work import with_adapter
 from attention_service.models.process.answered_contexts import AnswerGeneration
 from attention_service.models.process.finite_answers import finite_work, located
 from attention_service.models.process.generation_times import generation_time
 from attention_service.models.process.model_operations import prepare
 from attention_service.models.process.priced_questions import AskedModel, joined
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
+from attention_service.models.process.work_blocks import with_adapter
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH

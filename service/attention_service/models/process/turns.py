@@ -50,7 +50,7 @@ class Turns:
         """The questions that were admitted, or are to be checked, and have no answer."""
         self._generations = RunningGenerations(self._questions)
         self._texts = TextThread(pipes)
-        self._questions.waiting = [self._ready, self._generations, self._texts]
+        self._questions.discards = [self._ready.discard, self._generations.discard, self._texts.discard]
         self._began_new = False
         """True if the last turn began a question; the next one goes on with one that has begun."""
 

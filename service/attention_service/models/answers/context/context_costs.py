@@ -1,5 +1,6 @@
 """The cost of a request for the sources of an answer: the passes that it takes, before any of them runs."""
 
+from dataclasses import replace
 from typing import Final
 
 from attention_contract.schemas.analyses.context import ContextRequest
@@ -7,7 +8,7 @@ from attention_contract.schemas.costs.model_complexity import ContextCost, Model
 from attention_service.models.answers.context.context_ablation import joins
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.costs.model_costs import ModelCosts
-from attention_service.models.costs.question_stages import ContextSizes, Stage, context_stages
+from attention_service.models.costs.question_stages import Measure, Stage
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 _DEFAULT_ANSWER_TOKENS: Final = 128
@@ -28,13 +29,37 @@ def new_tokens(loaded: LoadedModel, request: ContextRequest, plan: ContextPlan) 
 def stages_of(
     loaded: LoadedModel, costs: ModelCosts, request: ContextRequest, plan: ContextPlan, free_bytes: int
 ) -> list[Stage]:
-    """The turns of a request, in their order, without those that generate the answer."""
-    more = new_tokens(loaded, request, plan)
-    sizes = ContextSizes(
-        plan.length + more, len(plan.answers) + more, len(plan.sentences) or -(-more // _OF_SENTENCE),
-        [len(source.tokens) for source in plan.sources], joins=not request.alone and joins(loaded, plan),
-    )  # fmt: skip
-    return context_stages(costs.memory, request.return_, sizes, free_bytes)
+    """The stages of a request, in the order in which they run, without those that generate the answer."""
+    memory, wanted, more, many = costs.memory, request.return_, new_tokens(loaded, request, plan), len(plan.sources)
+    length, answer = plan.length + more, len(plan.answers) + more
+    peak_bytes = memory.rows_bytes(1, length, answer)
+    one = Stage(
+        1, length, peak_bytes=peak_bytes + memory.answer_weights_bytes(answer, length), rows=answer, measure="attention"
+    )
+    stages = [one]
+    if "gradient" in wanted:
+        sentences = len(plan.sentences) or -(-more // _OF_SENTENCE)
+        graph = peak_bytes + memory.graph_bytes(1, length)
+        stages.insert(0, replace(
+            one, peak_bytes=graph, reads=1 + sentences, gradients=sentences, counted=1 + sentences, measure="gradient"
+        ))  # fmt: skip
+    joined = not request.alone and joins(loaded, plan)
+    removed = [length - len(source.tokens) for source in plan.sources]
+    lengths: dict[Measure, list[int]] = {"hidden": [length] * many, "removed": removed}
+    for measure, of_source in lengths.items():
+        if measure not in wanted:
+            continue
+        at_once = memory.texts_at_once(many, length, answer, free_bytes) if joined else 1
+        # Those alike in length first, so that few tokens fill a pass up.
+        order = sorted(range(many), key=of_source.__getitem__)
+        for start in range(0, many, at_once):
+            some = order[start : start + at_once]
+            longest = max(of_source[chosen] for chosen in some)
+            stages.append(Stage(
+                len(some), longest, peak_bytes=memory.rows_bytes(len(some), longest, answer), rows=answer,
+                counted=len(some), measure=measure, sources=some,
+            ))  # fmt: skip
+    return stages
 
 
 def context_report(

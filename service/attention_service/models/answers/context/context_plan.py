@@ -12,12 +12,12 @@ from attention_contract.schemas.analyses.context import MAX_SENTENCES, MAX_SOURC
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.prompts import Message
 from attention_service.models.answers.context.sentence_spans import sentence_spans
-from attention_service.models.answers.given_answers import answer_ids, check_answers
+from attention_service.models.answers.given_answers import check_answers
 from attention_service.models.inputs.input_stacks import Inputs, Tokens
 from attention_service.models.loaded.checked_request import CheckedRequest, check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info
-from attention_service.models.passes.attention_places import AttentionPlace, kinds_of
+from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.prompts.conversations import ANSWER, ChatForm
 
 Characters = tuple[int, int]
@@ -70,19 +70,9 @@ class ContextPlan:
         return self.inputs.text.length
 
     @property
-    def ids(self) -> list[int]:
-        """The tokens of the answer."""
-        return answer_ids(self.inputs)[0]
-
-    @property
     def places(self) -> list[AttentionPlace]:
         """The layers that attend over the tokens of the text."""
         return self.checked.places
-
-    @property
-    def kinds(self) -> list[tuple[AttentionPlace, int]]:
-        """One layer of each kind, and the number of those of its kind."""
-        return kinds_of(self.places)
 
     def answered(self, loaded: LoadedModel, ids: Sequence[int], ends: Sequence[int], answer: str) -> "ContextPlan":
         """The plan with an answer that was generated. ``ends``: the characters of the answer up to each token.

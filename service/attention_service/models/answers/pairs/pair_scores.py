@@ -52,7 +52,6 @@ class TextPair(NamedTuple):
 class ScoringPlan:
     """A request for scores, checked."""
 
-    pairs: Sequence[TextPair]
     rows: Sequence[Tokens] = ()
     """The tokens of each pair, of a reranker."""
     truncated: Sequence[bool] = ()
@@ -119,7 +118,7 @@ def _of_reranker(loaded: LoadedModel, request: ScoringRequest, pairs: Sequence[T
         reader.check(row.ids, pair.second_field)
         rows.append(row)
     raw = request.use_activation is False
-    return ScoringPlan(pairs, rows, truncated, activation=nn.Identity() if raw else _activation(loaded.model.config))
+    return ScoringPlan(rows, truncated, activation=nn.Identity() if raw else _activation(loaded.model.config))
 
 
 def _activation(config: Any) -> nn.Module:
@@ -151,7 +150,7 @@ def _of_vectors(loaded: LoadedModel, pairs: Sequence[TextPair]) -> ScoringPlan:
     first = {text: at for at, text in enumerate(queries)}
     second = {text: at + len(first) for at, text in enumerate(documents)}
     places = [(first[pair.first], second[pair.second]) for pair in pairs]
-    return ScoringPlan(pairs, embedding=embedding, places=places)
+    return ScoringPlan(embedding=embedding, places=places)
 
 
 def scored(

@@ -101,4 +101,4 @@ def _by_token(values: Array) -> Array:
 def _windows(order: Array | None, grid: StageGrid, first: StageGrid) -> LayerWindows | None:
     if order is None or not np.array_equal(np.sort(order, None), np.arange(order.size)):
         return None
-    return LayerWindows(torch.from_numpy(order), grid.rows, grid.columns, first.rows // grid.rows)
+    return LayerWindows(torch.from_numpy(order), first.rows // grid.rows)

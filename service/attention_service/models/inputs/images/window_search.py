@@ -107,7 +107,7 @@ def find_windows(call: LayerCall, rows: int, columns: int) -> LayerWindows | Non
         order += (apart[1] < apart[0]).long() << bit
     if not torch.equal(order[real].sort().values, number):
         return None
-    return LayerWindows(order.where(real, -1), *grid)
+    return LayerWindows(order.where(real, -1), grid[2])
 
 
 def _grid_of(sizes: Sequence[int], rows: int, columns: int) -> tuple[int, int, int] | None:

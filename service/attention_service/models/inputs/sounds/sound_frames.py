@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,23 +16,6 @@ _MANY: Final = 2**24
 """Features by whose frames the stride of a model is found."""
 
 
-class Frames(Protocol):
-    """The tokens of a sound."""
-
-    @property
-    def most_samples(self) -> int | None:
-        """The samples to which each sound is filled up; None if a sound may have any length."""
-
-    def count(self, features: int) -> int:
-        """The number of tokens that are made of so many features; below 1 of too few."""
-
-    def seconds(self, count: int, end: float) -> list[Seconds]:
-        """The seconds of each token of a sound that ends then; None of a token that is no part of the sound."""
-
-    def names(self, count: int) -> list[str]:
-        """The tokens for reading."""
-
-
 @dataclass(frozen=True)
 class StridedFrames:
     """Frames of equal strides, one behind the other."""
@@ -42,6 +25,7 @@ class StridedFrames:
     stride: float
     """Seconds."""
     most_samples: int | None
+    """The samples to which each sound is filled up; None if a sound may have any length."""
 
     def count(self, features: int) -> int:
         """The number of frames that are made of so many features."""
@@ -82,6 +66,10 @@ class SpectrogramPatches:
         """The second at which each patch begins, and its row, from low frequencies."""
         parts = [f"{at * self.stride:.2f} s/{row}" for row in range(self.rows) for at in range(self.columns)]
         return [*self.specials, *parts]
+
+
+Frames = StridedFrames | SpectrogramPatches
+"""The tokens of a sound."""
 
 
 def frames_of(model: PreTrainedModel, extractor: Any) -> Frames | None:

@@ -191,11 +191,6 @@ class ResidualStream:
         """The number of its layers."""
         return len(self.layers)
 
-    @property
-    def last(self) -> nn.Module:
-        """The layer whose states are read out."""
-        return self.layers[-1]
-
     @cached_property
     def states(self) -> Sequence[Point]:
         """The points of the states before the first layer, and behind each."""

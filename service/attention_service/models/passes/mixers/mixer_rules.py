@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +21,6 @@ _EPSILON: Final = 1e-6
 """The ε of the normalization of queries and keys, in every rule that has it."""
 
 
-class Mixing(Protocol):
-    """One mixing of tokens that is linear in its values, over one text from its start."""
-
-    @property
-    def v(self) -> Tensor:
-        """The values ``[B, H, L, V]``."""
-
-    @property
-    def state_width(self) -> int:
-        """The numbers of the running state for each value."""
-
-    def weights(self) -> Tensor:
-        """Compute M ``[B, H, L, L]``, the lower triangular matrix with o = M·v, in float32 or wider."""
-
-
 @dataclass(frozen=True, eq=False)
 class Formula:
     """A mixing whose weights have a formula over pairs of tokens."""
@@ -43,6 +28,7 @@ class Formula:
     v: Tensor
     """``[B, H, L, V]``"""
     state_width: int
+    """The numbers of the running state for each value."""
     formula: Callable[[], Tensor]
 
     def weights(self) -> Tensor:
@@ -85,6 +71,10 @@ class Recurrence:
     @property
     def _skipped(self) -> Tensor:
         return torch.empty(0) if self.skip is None else self.skip[None, :, None]
+
+
+Mixing = Formula | Recurrence
+"""One mixing of tokens that is linear in its values, over one text from its start."""
 
 
 class MixerRule(NamedTuple):

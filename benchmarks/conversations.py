@@ -82,7 +82,7 @@ def conversation(loaded: LoadedModel, first: int, new: int, kept_bytes: int) -> 
     """Return the processor's seconds of the turns, and the tokens of their prompts that were read."""
     decoder, ids, read = Decoder(loaded, kept_bytes), [first], 0
     try:
-        decoder.joining  # noqa: B018  # the trial, once a model
+        decoder.joining, decoder.reading  # noqa: B018  # the trials, once a model
         began = time.process_time()
         for turn in range(TURNS):
             ids += texts_of(turn, (new, new), 1)[0]

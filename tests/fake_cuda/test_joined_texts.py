@@ -9,6 +9,7 @@ from attention_contract.validation import validate
 from attention_service.models.generation.decoding import decode_attention
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.decoding.joined_group import Joining
+from attention_service.models.generation.decoding.reading_on import ReadingOn
 from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -70,7 +71,8 @@ def test_a_pass_over_many_texts_launches_what_one_over_one_does_and_two_more_a_l
         model.to(CUDA)
         loaded.device = cuda.device()
         decoder = Decoder(loaded)
-        decoder._joining = Joining(unlike=True, alike=True, direct=True, in_parts=True)
+        decoder._joining = Joining(unlike=True, alike=True, direct=True)
+        decoder._reading = ReadingOn(in_parts=True, by_steps=True)
         alone, waits = turn(counts, decoder, 1, FIELDS[kind])
         together, waits_together = turn(counts, decoder, TEXTS, FIELDS[kind])
         decoder.close()

@@ -165,6 +165,7 @@ class RunningGeneration:
         """Take the step that follows a prompt: each of its choices has a token. Raises the fault of a text."""
         text, steps = step.text, [step]
         self._reading = None
+        self._decoder.keep_prompt(text, self._reader)
         if self._plan.echoes:
             number = text.choice // self._plan.sampling.choices
             self._echo(number, self._plan.rows[number])

@@ -51,8 +51,3 @@ class ModuleStates:
         """Restore the module states of a text before its next pass."""
         for slot, value in zip(self._changing, held, strict=False):
             setattr(slot.module, slot.name, value)
-
-
-def copied(held: Held) -> Held:
-    """States of their own for another text that begins alike."""
-    return [None if state is None else state.clone() for state in held]

@@ -251,7 +251,7 @@ def test_a_long_prompt_is_read_in_parts_with_the_same_tokens(kind, monkeypatch):
     )
     try:
         callers = Callers(model)
-        callers.decoder.joining  # noqa: B018
+        callers.decoder.reading  # noqa: B018
         lengths.clear()
         callers.ask("it", TEXT[:50], **fields)
     finally:
@@ -448,7 +448,7 @@ def test_states_that_a_model_keeps_in_its_modules_stay_with_their_text():
 def read_at_once(model, prompts):
     """Return the tokens of plain texts whose prompts are read in one call, and the shapes of the passes over them."""
     callers, shapes = Callers(model), []
-    callers.decoder.joining  # noqa: B018
+    callers.decoder.joining, callers.decoder.reading  # noqa: B018
     for number, prompt in enumerate(prompts):
         fields = {"model": model.name, "prompt": prompt, "max_tokens": 6, "temperature": 0}
         request = validate(CompletionRequest, fields)

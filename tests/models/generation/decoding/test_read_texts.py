@@ -13,6 +13,8 @@ from tools.models_walk.model_types import built
 
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
+from attention_service.core.cancellation import Cancellation, cancellable
+from attention_service.models.generation.decoding import decoder
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.decoding.read_texts import LEAST
 from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
@@ -29,6 +31,8 @@ CUTTABLE = {
     "mistral": ("mistral", LONG | {"sliding_window": 512}),
     "deepseek_v3": ("deepseek_v3", LONG),
     "diffllama": ("diffllama", LONG),
+    "deepseek_v32": ("deepseek_v32", LONG | {"index_n_heads": 32}),  # no two tokens have one score
+    "bloom": ("bloom", {}),
 }
 """Types whose pasts can be cut, with entries of their config."""
 WHOLE = {
@@ -45,18 +49,24 @@ WHOLE = {
     "mamba2": ("mamba2", LONG),
     "jamba": ("jamba", LONG),
     "mamba": ("mamba", LONG),
+    "minimax": ("minimax", LONG),
+    "recurrent_gemma": ("recurrent_gemma", LONG | {"attention_window_size": 16}),
+    "rwkv": ("rwkv", LONG),
+    "xlstm": ("xlstm", {}),
 }
 """Types with windows and with states, whose pasts serve prompts that begin with all of a text."""
-ONE_BY_ONE = {"jamba", "mamba"}
+ONE_BY_ONE = {"jamba", "mamba", "recurrent_gemma"}
 """Of these, the ones that go on from a state by one token a pass."""
-OTHERS = {
-    "deepseek_v32": ("deepseek_v32", LONG),
-    "recurrent_gemma": ("recurrent_gemma", LONG | {"attention_window_size": 16}),
+APART = {"minimax", "recurrent_gemma", "rwkv", "xlstm"}
+"""Those whose texts share no passes."""
+OF_PROMPTS = {
     "nemotron_h": ("nemotron_h", LONG),
-    "rwkv": ("rwkv", LONG),
+    "zamba2": ("zamba2", LONG),
 }
-"""Types that keep more than a past of transformers, or whose states after a step are other than after a pass."""
-KINDS = CUTTABLE | WHOLE | OTHERS
+"""Types whose state after steps is other than after a pass, so that the past of a prompt alone serves others."""
+OTHERS = {"openai-gpt": ("openai-gpt", {"n_positions": 1024}), "bert-generation": ("bert-generation", LONG)}
+"""Types without a past, or whose tokens look at those behind them."""
+KINDS = CUTTABLE | WHOLE | OF_PROMPTS | OTHERS
 NEW = 5
 
 
@@ -146,15 +156,19 @@ def more(kind):
     return 4 if kind in ONE_BY_ONE else 20
 
 
+def known_of(kind, prompt):
+    """The number of the tokens of a turn that the next one does not read again."""
+    return len(prompt) + (0 if kind in OF_PROMPTS else NEW - 1)  # the last token has chosen none
+
+
 @pytest.mark.sampled(kind=3)
-@pytest.mark.parametrize("kind", CUTTABLE | WHOLE)
+@pytest.mark.parametrize("kind", CUTTABLE | WHOLE | OF_PROMPTS)
 def test_turns_of_a_conversation_read_what_is_new(kind):
     prompts, answers = [text(LEAST + 12)], []
     with Server(kind) as server:
         for turn in range(4):
             (answer,) = server.ask(prompts[-1])
-            known = len(prompts[-2]) + NEW - 1 if turn else 0  # the last token has chosen none
-            assert cached(answer) == known
+            assert cached(answer) == (known_of(kind, prompts[-2]) if turn else 0)
             answers.append(answer)
             prompts.append(prompts[-1] + chosen(kind, prompts[-1], answer) + text(more(kind), turn))
     for prompt, answer in zip(prompts, answers, strict=False):
@@ -179,7 +193,7 @@ def test_texts_that_share_passes_are_kept_and_read_on_as_others(kind):
     prompts = [text(90), text(70, 4), text(100, 5)]
     with Server(kind) as server:
         ended = server.ask(*prompts)
-        assert server.decoder.joining.unlike
+        assert server.decoder.joining.unlike == (kind not in APART)
         longer = [
             prompt + chosen(kind, prompt, answer) + text(more(kind), 9)
             for prompt, answer in zip(prompts, ended, strict=True)
@@ -235,8 +249,8 @@ def test_the_memory_of_a_window_is_counted_and_no_more_is_held():
     with Server("mistral, beyond its window") as server:
         server.ask(text(400), max_tokens=1)
         (kept,) = server.decoder._read._texts
-        tensors = [x for layer in kept.past.layers for x in (layer.keys, layer.values)]
-        assert {x.shape[2] for x in tensors} == {config.sliding_window - 1}
+        tensors = [x for layer in kept.past.layers for x in vars(layer).values() if isinstance(x, torch.Tensor)]
+        assert {x.shape[2] for x in tensors if x.ndim == 4} == {config.sliding_window - 1}
         assert sum(x.untyped_storage().nbytes() for x in tensors) == server.decoder._read.bytes
 
 
@@ -273,11 +287,53 @@ def test_edits_are_a_part_of_what_is_kept():
     same(again, whole("lfm2", longer, **edited))
 
 
+@pytest.mark.parametrize(("rest", "known"), [([9], 0), ([9, 8], 100)])
+def test_a_prompt_is_read_whole_where_its_end_would_be_one_step_that_is_other_than_a_pass(rest, known):
+    first = text(100)
+    with Server("nemotron_h") as server:
+        server.ask(first)
+        (again,) = server.ask(first + rest)
+    assert cached(again) == known
+    same(again, whole("nemotron_h", first + rest))
+
+
+@pytest.mark.parametrize("rest", [0, 1, 2])
+def test_no_part_of_a_prompt_is_one_step_where_steps_are_other_than_passes(rest, monkeypatch):
+    monkeypatch.setattr(decoder, "PART", 16)
+    prompt, passes = text(48 + rest), []
+    with Server("nemotron_h", 0) as server:
+        hook = server.model.model.register_forward_pre_hook(
+            lambda _, __, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True
+        )
+        server.decoder.reading  # noqa: B018  # the trial, which has passes of its own
+        passes.clear()
+        try:
+            (answer,) = server.ask(prompt)
+        finally:
+            hook.remove()
+    assert passes[: 3 + (rest > 0)] == {0: [16, 16, 16], 1: [16, 16, 15, 2], 2: [16, 16, 16, 2]}[rest]
+    monkeypatch.setattr(decoder, "PART", 512)
+    same(answer, whole("nemotron_h", prompt))
+
+
+def test_one_who_leaves_during_a_trial_leaves_it_to_the_others():
+    first = text(100)
+    with Server("llama") as server:
+        left = Cancellation()
+        left.cancel()
+        with cancellable(left):
+            assert server.decoder.reading.in_parts
+            assert server.decoder.joining.unlike
+        server.ask(first)
+        assert cached(*server.ask(first)) == 99
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_text_of_other_types_is_read_again(kind):
     with Server(kind) as server:
         (first,) = server.ask(text(80))
         (again,) = server.ask(text(80) + chosen(kind, text(80), first) + text(4))
+        assert server.decoder.reading.reason
     assert cached(again) == 0
 
 

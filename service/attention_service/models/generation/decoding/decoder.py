@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.core.tensors import wide
 from attention_service.models.generation.decoding.decode_attention import DecodeAttention, Decoding
 from attention_service.models.generation.decoding.joined_group import ALONE, JoinedGroup, Joining, try_joining
@@ -15,6 +16,7 @@ from attention_service.models.generation.decoding.joined_prompts import alike_in
 from attention_service.models.generation.decoding.logit_processors import no_finite_logits
 from attention_service.models.generation.decoding.observed_decoding import ObservedDecoding
 from attention_service.models.generation.decoding.read_texts import ReadTexts
+from attention_service.models.generation.decoding.reading_on import ReadingOn, try_reading_on
 from attention_service.models.generation.decoding.running_text import RunningText, reports_of
 from attention_service.models.generation.decoding.token_attention import PassWeights
 from attention_service.models.generation.decoding.watched_states import scoring
@@ -64,6 +66,7 @@ class Decoder:
         self.attention = decoding_of(loaded)
         self.states = loaded.states
         self._joining: Joining | None = None
+        self._reading: ReadingOn | None = None
         self._groups: dict[tuple[int, Adapter | None], JoinedGroup] = {}
         """The texts that share passes: all under 0, or those of one length by it, less the turns.
 
@@ -79,11 +82,18 @@ class Decoder:
     def joining(self) -> Joining:
         """The texts that share passes, by a trial before the first that could."""
         if self._joining is None:
-            with torch.inference_mode():
+            with torch.inference_mode(), cancellable(Cancellation()):  # for those who come later, whoever leaves
                 self._joining = try_joining(self.loaded, self.attention)
-            self.states.learn()
             self.states.take()
         return self._joining
+
+    @property
+    def reading(self) -> ReadingOn:
+        """The passes that read on from a past, by a trial before the first."""
+        if self._reading is None:
+            with torch.inference_mode(), cancellable(Cancellation()):
+                self._reading = try_reading_on(self.loaded, self.attention)
+        return self._reading
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -91,22 +101,22 @@ class Decoder:
         """Take over what was read before of a prompt's beginning. Returns the number of these tokens."""
         if not self._read.bytes or self._is_stretched(text) or not self._read.can_take(text, len(text.ids) - 1):
             return 0
-        if not self.joining.reads_on:
+        if self.reading.reason is not None:
             return 0
+        price, left = 1 if self.reading.in_parts else _ONE_BY_ONE, 1 if self.reading.by_steps else 2
         with torch.inference_mode():
-            return self._read.read(reader, text, 1 if self.joining.in_parts else _ONE_BY_ONE)
+            return self._read.read(reader, text, price, left)
 
     def read(self, text: RunningText) -> Step | None:
         """Read the next part of a prompt. Returns the first step after the last part. Raises what the step does."""
         part = range(text.seen, len(text.ids))
-        if len(part) > PART and self._reads_in_parts(text):
-            part = part[:PART]
-        elif text.seen and not self.joining.in_parts:
-            part = part[:1]
+        if text.seen or (len(part) > PART and text.reads_tokens_alone and not self._is_stretched(text)):
+            part = self.reading.part_of(text, PART)
         whole = len(part) == len(text.ids)
         with torch.inference_mode(), self._alone(text, prompt=True) as weights:
             output = self.model(**text.prompt_inputs(part, whole=whole), return_dict=True)
             if part.stop < len(text.ids):
+                text.take_past(output)
                 text.seen = part.stop
                 return None
             return self._stepped(text, output, weights)
@@ -117,7 +127,7 @@ class Decoder:
         Returns their first steps, none of a prompt of which a part is left, and the number of tokens that were read.
         """
         first, shared = texts[0], [texts[0]]
-        if len(texts) > 1 and reads_together(first) and self.joining.in_parts and not self._is_stretched(first):
+        if len(texts) > 1 and self._can_be_mate(first):
             mates = [text for text in texts[1:] if self._can_be_mate(text) and _apart(text) is _apart(first)]
             shared = alike_in_length([first, *mates], PART)
         if len(shared) > 1:
@@ -142,10 +152,8 @@ class Decoder:
         return [] if step is None else [step], max(first.seen - before, 1)
 
     def _can_be_mate(self, text: RunningText) -> bool:
-        return reads_together(text) and not self._is_stretched(text)
-
-    def _reads_in_parts(self, text: RunningText) -> bool:
-        return text.reads_tokens_alone and self.joining.in_parts and not self._is_stretched(text)
+        shares = reads_together(text) and not self._is_stretched(text) and self.joining.alike
+        return shares and self.reading.in_parts
 
     def _is_stretched(self, text: RunningText) -> bool:
         """True if the rotation of its tokens depends on its length, which those of others share no pass with."""
@@ -180,16 +188,32 @@ class Decoder:
         self._turns += 1
         return steps
 
+    def keep_prompt(self, text: RunningText, reader: str) -> None:
+        """Keep what was read of a text's prompt for those of ``reader``, if nothing is kept once it has ended."""
+        if self._can_keep(text) and not self._keeps_answer(text):
+            with torch.inference_mode():
+                self._read.keep(reader, text, ended=False)
+
+    def _can_keep(self, text: RunningText) -> bool:
+        """True if the past of a text as it is may serve other prompts."""
+        able = self._read.can_take(text, text.seen) and not self._is_stretched(text)
+        return able and text.fault is None and self.reading.reason is None
+
+    def _keeps_answer(self, text: RunningText) -> bool:
+        """True if the past of a text has its answer as a prompt with it has: the next turn reads it without edits."""
+        return self.reading.by_steps and not text.edits.begin_later
+
     def drop(self, text: RunningText, reader: str | None = None) -> None:
         """Forget a text that has ended; what it has read is kept for the prompts of ``reader``, if one is named."""
-        keeps = reader is not None and not self._is_stretched(text) and self._read.can_take(text, text.seen)
+        keeps = reader is not None and self._can_keep(text) and self._keeps_answer(text)
         for key, group in list(self._groups.items()):
             with torch.inference_mode():
                 group.remove(text, give_back=keeps)
             if not group.texts:
                 del self._groups[key]
         if reader is not None and keeps and text.fault is None:
-            self._read.keep(reader, text)
+            with torch.inference_mode():
+                self._read.keep(reader, text, ended=True)
 
     def _divided(self, texts: Sequence[RunningText]) -> tuple[list[JoinedGroup], list[RunningText]]:
         """The texts that share a pass, and those that have one of their own."""

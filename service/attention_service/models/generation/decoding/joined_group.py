@@ -7,31 +7,21 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import LogitsProcessorList
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from attention_service.core.tensors import wide
 from attention_service.models.generation.decoding.decode_attention import Decoding
-from attention_service.models.generation.decoding.generated_text import GeneratedText
 from attention_service.models.generation.decoding.pasts.encoded_layers import unread
 from attention_service.models.generation.decoding.pasts.joined_past import JoinedPast
 from attention_service.models.generation.decoding.pasts.text_pasts import own_past
-from attention_service.models.generation.decoding.row_edits import RowEdits
-from attention_service.models.generation.decoding.running_text import RunningText, begin_text
+from attention_service.models.generation.decoding.running_text import RunningText
+from attention_service.models.generation.decoding.trial_texts import TOLERANCE, TrialTexts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.counted_positions import counting_modules, counting_rows
 
-_TOLERANCE: Final = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""The largest difference of logits in a trial, as a share of the largest."""
 _TRIED: Final = [1, 2, 3], [3, 1, 2, 1, 2], [2, 3, 1]
 """The texts of a trial: the first two have unlike lengths, the first and the last the same."""
 _NEXT: Final = 2, 1, 3
 """The tokens that follow."""
-_IN_PARTS: Final = [1, 2, 3, 1, 1, 2], [3, 2, 2, 1, 3]
-"""A prompt in two parts, each longer than the usual convolution of a recurrence."""
-
-_TIME_LIMIT: Final = "time_step_limit"
-"""The attribute of Mamba 2's modules with the least and the largest time step."""
 _CAPACITY: Final = "moe_eval_capacity_token_fraction"
 """The entry of NLLB-MoE's config with the share of the tokens of a pass that an expert takes; 1 for all."""
 
@@ -46,10 +36,6 @@ class Joining:
     """True for texts of one length."""
     direct: bool = False
     """True if its attention gets keys as the past returns them."""
-    in_parts: bool = False
-    """True if a prompt can be read in parts."""
-    reads_on: bool = False
-    """True if a prompt may be read on from the past of a text that has ended, with the numbers of one read whole."""
     reads_hidden: bool = False
     """True if it reads all that its encoder made, whatever a mask names as padding."""
     counting: tuple[nn.Module, ...] = ()
@@ -154,26 +140,18 @@ def try_joining(loaded: LoadedModel, attention: Decoding) -> Joining:
             texts = trial.texts()
             if (why := texts[0].sharing.reason) is not None:
                 return Joining(unlike=False, alike=False, reason=why)
-            states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in own_past(texts[0].past).layers)
             differs, handed_on = trial.difference(texts, counting)
-            in_parts, reads_on = (True, True) if not states else trial.reads_on()
         except Exception as fault:
             reason = reason or f"a trial failed: {type(fault).__name__}: {str(fault).partition(chr(10))[0][:200]}"
             continue
-        if differs <= _TOLERANCE[loaded.model.dtype]:
+        if differs <= TOLERANCE[loaded.model.dtype]:
             hidden = any(text.sharing.hides for text in texts)
             return Joining(
-                unlike=not alike, alike=True, direct=handed_on, in_parts=in_parts, reads_on=reads_on,
-                reads_hidden=hidden, counting=tuple(counting), reason=reason,
+                unlike=not alike, alike=True, direct=handed_on, reads_hidden=hidden, counting=tuple(counting),
+                reason=reason,
             )  # fmt: skip
         reason = reason or f"joined logits differ by {differs:.1e} of the largest"
     return Joining(unlike=False, alike=False, reason=reason)
-
-
-def _limits_steps(model: nn.Module) -> bool:
-    """True if passes over several tokens limit a recurrence's time step; those over one do not, in transformers."""
-    limits = [limit for module in model.modules() if (limit := getattr(module, _TIME_LIMIT, None)) is not None]
-    return any(limit[0] > 0 or limit[1] < math.inf for limit in limits)
 
 
 class _TwoTexts:
@@ -181,7 +159,7 @@ class _TwoTexts:
 
     def __init__(self, loaded: LoadedModel, attention: Decoding, *, alike: bool) -> None:
         """``alike``: with pasts of the same length. What encoders make of them is unlike all the same."""
-        self._loaded, self._attention = loaded, attention
+        self._loaded, self._attention, self._own = loaded, attention, TrialTexts(loaded, attention)
         pairs = loaded.reader.pairs
         self._prompts = [_TRIED[0], _TRIED[2] if alike and not pairs else _TRIED[1]]
         self._more = [(), _NEXT[:2] if pairs and not alike else ()]
@@ -192,62 +170,13 @@ class _TwoTexts:
         return [self._begun(ids, more) for ids, more in zip(self._prompts, self._more, strict=True)]
 
     def _begun(self, ids: Sequence[int], more: Sequence[int]) -> RunningText:
-        text = self._unread(ids)
-        self._read(text)
+        text = self._own.unread(ids)
+        self._own.read(text)
         for token in more:
             text.ids.append(token)
-            self._step(text)
+            self._own.step(text)
         text.ids.append(_NEXT[0])
         return text
-
-    def _unread(self, ids: Sequence[int]) -> RunningText:
-        loaded, attention = self._loaded, self._attention
-        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 4, "pad_token_id": 0, "eos_token_id": None}
-        sound = {} if loaded.reader.enters != "frames" else dict(loaded.reader.short_runs()[0])
-        sound.pop("decoder_input_ids", None)
-        with attention.running([]):
-            begun = begin_text(loaded.model, None if sound else ids, settings, sound)
-        return RunningText(
-            0, loaded.model, begun.ids, begun.state, LogitsProcessorList(), draws=False,
-            text=GeneratedText(loaded.reader.decoder, [], ()),
-            edits=RowEdits(loaded, {}), look=None, alone=False, request=0,
-        )  # fmt: skip
-
-    def _read(self, text: RunningText, part: range | None = None) -> Tensor:
-        """Read a part of a prompt; None: all of it. Returns the logits ``[V]`` behind it."""
-        own = range(len(text.ids)) if part is None else part
-        with self._attention.running([text]):
-            output = self._loaded.model(**text.prompt_inputs(own, whole=part is None), return_dict=True)
-        text.seen = own.stop
-        if own.stop == len(text.ids):
-            text.advance(output)
-        return wide(output.logits[0, -1])
-
-    def _step(self, text: RunningText) -> Tensor:
-        """The logits ``[V]`` behind a text that runs alone."""
-        with self._attention.running([text]):
-            output = self._loaded.model(**text.step_inputs(), return_dict=True)
-            text.advance(output)
-        text.seen += 1
-        return wide(output.logits[0, -1])
-
-    def reads_on(self) -> tuple[bool, bool]:
-        """True if a prompt in two parts has the logits of one that is read whole; the same of one part and steps."""
-        first, second = _IN_PARTS
-        ids = [*first, *second]
-        whole = self._read(self._unread(ids))
-
-        def differs(lengths: Sequence[int]) -> bool:
-            text = self._unread(ids)
-            try:
-                for length in lengths:
-                    logits = self._read(text, range(text.seen, text.seen + length))
-            except Exception:  # of a model that reads several tokens at its beginning alone
-                return True
-            return not float((logits - whole).abs().max() / whole.abs().max()) <= _TOLERANCE[self._loaded.model.dtype]
-
-        by_steps = differs([len(first), *[1] * len(second)]) or _limits_steps(self._loaded.model)
-        return not differs([len(first), len(second)]), not by_steps
 
     def difference(self, texts: Sequence[RunningText], counting: Sequence[nn.Module]) -> tuple[float, bool]:
         """The largest difference of joined logits as a share of the largest, and True if keys were handed on."""
@@ -261,7 +190,7 @@ class _TwoTexts:
             handed_on = handed_on and group.past.handed_on
             group.end()
             for text, other in zip(texts, others, strict=True):
-                own = self._step(other)
+                own = self._own.step(other)
                 share = float((by_text[id(text)] - own).abs().max() / own.abs().max())
                 differs = math.inf if math.isnan(share) else max(differs, share)
                 text.ids.append(token)

@@ -22,9 +22,7 @@ def reads_together(text: RunningText) -> bool:
     if text.alone or text.seen or edited or watches_prompt(text) or not text.reads_tokens_alone:
         return False
     most = 2 * len(text.ids)  # the longest of a batch
-    return (
-        isinstance(past, DynamicCache) and bool(past.layers) and all(is_cuttable(layer, most) for layer in past.layers)
-    )
+    return type(past) is DynamicCache and bool(past.layers) and all(_holds_each(layer, most) for layer in past.layers)
 
 
 def watches_prompt(text: RunningText) -> bool:
@@ -32,7 +30,7 @@ def watches_prompt(text: RunningText) -> bool:
     return text.watch is not None and bool(text.watch.prompt)
 
 
-def is_cuttable(layer: Any, tokens: int) -> bool:
+def _holds_each(layer: Any, tokens: int) -> bool:
     """True if a layer of a past holds the keys and values of each of so many tokens, and nothing else."""
     if type(layer) is DynamicSlidingWindowLayer:
         return tokens < layer.sliding_window
@@ -84,7 +82,7 @@ def read_together(
     for row, text in enumerate(texts):
         for own, whole in zip(text.past.layers, past.layers, strict=True):
             if whole.is_initialized:
-                cut(own, whole, row, len(text.ids))
+                _cut(own, whole, row, len(text.ids))
         text.advance({})
         text.seen = len(text.ids)
         at = places.index(len(text.ids) - 1)
@@ -92,7 +90,7 @@ def read_together(
     return logits_of_texts, reports
 
 
-def cut(own: Any, whole: Any, row: int, length: int) -> None:
+def _cut(own: Any, whole: Any, row: int, length: int) -> None:
     """Give a layer of a text's past the keys and values of the first tokens of a row of another."""
     key, value = (x[row : row + 1, :, :length].clone() for x in (whole.keys, whole.values))
     own.lazy_initialization(key, value)

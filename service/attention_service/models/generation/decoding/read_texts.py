@@ -1,23 +1,23 @@
-"""Keys, values and states of texts that have ended, for prompts that begin as these texts do.
+"""Pasts of texts that were read, for prompts that begin as these texts do.
 
 A conversation sends all of itself again with each turn. What was read of it before is kept until others need its
 place, so that only what is new is read. Keys and values of every token serve any prompt that shares some of them. A
-window that has moved on, and a recurrent state, are those of the end: they serve prompts that begin with all tokens.
+window that has moved on, and a recurrent state, are those of one place: they serve prompts that begin with all tokens
+before it. That place is the end of a text, or of its prompt, if its answer was read otherwise than a prompt is.
 """
 
-import copy
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
-from transformers.cache_utils import DynamicCache
+import torch
 
-from attention_service.models.generation.decoding.joined_prompts import cut, is_cuttable, watches_prompt
+from attention_service.models.generation.decoding.joined_prompts import watches_prompt
+from attention_service.models.generation.decoding.pasts.copied_pasts import alone, bytes_of, copied, cut, is_cuttable
 from attention_service.models.generation.decoding.running_text import RunningText
-from attention_service.models.passes.module_states import Held, copied
+from attention_service.models.passes.module_states import Held
 
 LEAST: Final = 64
 """Tokens that a prompt must share with a text, so that they are worth a pass of its own over the rest."""
@@ -31,7 +31,9 @@ class _ReadText:
     edits: Hashable
     """The mark of the edits with which it was read; None for none."""
     ids: npt.NDArray[np.int64]
-    past: DynamicCache
+    past_name: str
+    """The argument of the model that has its past."""
+    past: Any
     held: Held
     """The states of it that modules of the model keep."""
     is_cuttable: bool
@@ -55,36 +57,37 @@ class ReadTexts:
 
     def can_take(self, text: RunningText, tokens: int) -> bool:
         """True if the past of a text, which has so many tokens or is to get them, is of these tokens alone."""
-        if tokens < LEAST or not self._limit or text.alone or watches_prompt(text) or not text.reads_tokens_alone:
+        if tokens < LEAST or not self._limit or text.alone or watches_prompt(text):
             return False
-        return isinstance(text.past, DynamicCache) and bool(text.past.layers)
+        return text.reads_tokens_alone
 
-    def keep(self, reader: str, text: RunningText) -> None:
-        """Keep the past of a text that has ended, which is whole again. ``reader``: who may read on from it."""
-        if text.edits.begin_later:
-            return  # its next turn reads the answer as a part of the prompt, without the edits
-        past, held, tokens = text.past, [*text.held], text.seen
-        size = sum(_shrink(layer) for layer in past.layers) + sum(x.nbytes for x in held if x is not None)
-        if size > self._limit:
+    def keep(self, reader: str, text: RunningText, *, ended: bool) -> None:
+        """Keep the past of a text, which is whole. ``reader``: who may read on from it; ``ended``: nobody else does.
+
+        One that goes on has read its prompt, and no edit that begins later.
+        """
+        past, held, tokens = text.past, text.held, text.seen
+        size = bytes_of((past, held))
+        if past is None or size > self._limit:
             return
-        cuttable = not held and all(is_cuttable(layer, tokens) for layer in past.layers)
-        ids = np.asarray(text.ids[:tokens])
-        new = _ReadText(reader, _mark(text), text.edits.key, ids, past, held, cuttable, size)
-        for old in [read for read in self._texts if _made_as(read) == _made_as(new)]:
+        edits, ids = None if text.edits.begin_later else text.edits.key, np.asarray(text.ids[:tokens])
+        for old in [read for read in self._texts if _made_as(read) == (reader, _mark(text), edits)]:
             if len(old.ids) <= len(ids) and _shared(old.ids, ids) == len(old.ids):
                 self._drop(old)  # the conversation goes on from the new one
         while self.bytes + size > self._limit:
             self._drop(self._texts[0])
-        self._texts.append(new)
+        cuttable = not held and is_cuttable(past, tokens)
+        past, held = copied((past, held), alone if ended else torch.clone)
+        self._texts.append(_ReadText(reader, _mark(text), edits, ids, text.past_name, past, held, cuttable, size))
         self.bytes += size
 
-    def read(self, reader: str, text: RunningText, price: int = 1) -> int:
+    def read(self, reader: str, text: RunningText, price: int = 1, left: int = 1) -> int:
         """Give a text whose prompt is unread what was read of its first tokens. Returns their number.
 
-        The last token is always left, since its logits choose the next one. ``price``: that of a token behind them,
-        beside that of a token when all are read.
+        The last ``left`` tokens are always read, since the logits behind them choose the next one. ``price``: that of
+        a token behind those that were read, beside that of a token when all are read.
         """
-        prompt, longest, best = np.asarray(text.ids[:-1]), None, 0
+        prompt, longest, best = np.asarray(text.ids[:-left]), None, 0
         edits = None if text.edits.begin_later else text.edits.key
         for read in self._texts:
             same = _made_as(read) == (reader, _mark(text), edits)
@@ -93,11 +96,9 @@ class ReadTexts:
         if longest is None or best < price * (len(prompt) - best):
             return 0
         if longest.is_cuttable:
-            for own, whole in zip(text.past.layers, longest.past.layers, strict=True):
-                cut(own, whole, 0, best)
-        else:
-            text.state[text.past_name] = copy.deepcopy(longest.past)  # passes write to states in place
-            text.held = copied(longest.held)
+            text.state[longest.past_name] = cut(longest.past, best, len(longest.ids))
+        else:  # passes write to states in place
+            text.state[longest.past_name], text.held = copied((longest.past, longest.held), torch.clone)
         text.seen = best
         self._texts.remove(longest)
         self._texts.append(longest)
@@ -108,7 +109,7 @@ class ReadTexts:
         self.bytes -= text.bytes
 
 
-def _made_as(text: _ReadText) -> Hashable:
+def _made_as(text: _ReadText) -> tuple[str, object, Hashable]:
     """Equal for texts of which one may read on from the other."""
     return text.reader, text.adapter, text.edits
 
@@ -122,20 +123,3 @@ def _shared(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
     length = min(len(one), len(other))
     differs = np.flatnonzero(one[:length] != other[:length])
     return int(differs[0]) if len(differs) else length
-
-
-def _shrink(layer: Any) -> int:
-    """Let a layer of a past hold the memory of its own numbers alone. Returns their bytes.
-
-    The keys of a window are a view of more.
-    """
-    if isinstance(layer.__dict__.get("keys"), Tensor):
-        layer.keys, layer.values = _own(layer.keys), _own(layer.values)
-    tensors = [layer.__dict__.get("keys"), layer.__dict__.get("values")]
-    for name in ("conv_states", "recurrent_states"):
-        tensors += getattr(layer, name, {}).values()
-    return sum(x.nbytes for x in tensors if x is not None)
-
-
-def _own(x: Tensor) -> Tensor:
-    return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()

@@ -18,12 +18,13 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.generation.decoding.generated_text import GeneratedText
 from attention_service.models.generation.decoding.heard_frames import HeardFrames
 from attention_service.models.generation.decoding.logit_processors import no_finite_logits
+from attention_service.models.generation.decoding.pasts.copied_pasts import copied
 from attention_service.models.generation.decoding.pasts.text_pasts import unjoinable
 from attention_service.models.generation.decoding.row_edits import RowEdits
 from attention_service.models.generation.decoding.token_attention import PassWeights, TokenAttention
 from attention_service.models.generation.decoding.watched_states import TextWatch
 from attention_service.models.loaded.adapters import Adapter
-from attention_service.models.passes.module_states import Held, copied
+from attention_service.models.passes.module_states import Held
 
 _PASTS: Final = "past_key_values", "cache_params", "state"
 """The arguments in which models keep a past: keys and values, or running states."""
@@ -147,9 +148,11 @@ class RunningText:
         state, ids = self.state, self.tensor
         if not whole:
             ids = ids[:, part.start : part.stop]
-            positions = state.get("position_ids")
-            if positions is not None:
-                state = state | {"position_ids": positions[..., part.start : part.stop]}
+            state = dict(state)
+            if (positions := state.get("position_ids")) is not None:
+                state["position_ids"] = positions[..., part.start : part.stop]
+            if (mask := state.get("attention_mask")) is not None:  # of the tokens before too
+                state["attention_mask"] = mask[..., : part.stop]
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(ids, is_first_iteration=True, **state)
         return inputs
 
@@ -170,13 +173,17 @@ class RunningText:
             output, self.state, is_encoder_decoder=self.model.config.is_encoder_decoder, num_new_tokens=tokens
         )
 
+    def take_past(self, output: Any) -> None:
+        """Take over the past of a pass over a part of its prompt."""
+        self.state |= {name: past for name in _PASTS if (past := output.get(name)) is not None}
+
     def fork(self, choice: int, text: GeneratedText, look: TokenAttention | None) -> "RunningText":
         """Return another choice of the same prompt, which has been read."""
-        own = {name: copy.deepcopy(value) for name, value in self.state.items() if name in _PASTS}
+        own = {name: copied(value, torch.clone) for name, value in self.state.items() if name in _PASTS}
         return RunningText(
             choice, self.model, list(self.ids), self.state | own, copy.deepcopy(self.processors), self.draws, text,
             self.edits, look, self.alone, self.request, self.adapter, prompt=self.prompt, seen=self.seen,
-            held=copied(self.held), watch=None if self.watch is None else self.watch.fork(),
+            held=copied(self.held, torch.clone), watch=None if self.watch is None else self.watch.fork(),
         )  # fmt: skip
 
     # ── joined with others ───────────────────────────────────────────────────────────────────────────────────────────
@@ -221,9 +228,9 @@ class RunningText:
     @property
     def reads_tokens_alone(self) -> bool:
         """True if the passes over its prompt take no more than tokens and positions, so that they may be divided."""
-        others = {name for name, value in self.state.items() if isinstance(value, Tensor)} - {"position_ids"}
-        encoded = any(name.endswith("encoder_outputs") for name in self.state)
-        return not (others or encoded) and unjoinable(self.past) is None
+        tensors = {name: x for name, x in self.state.items() if isinstance(x, Tensor) and name != "position_ids"}
+        encoded = any(value for name, value in self.state.items() if name.endswith("encoder_outputs"))
+        return not encoded and all(name == "attention_mask" and bool(x.all()) for name, x in tensors.items())
 
     def was_joined(self) -> None:
         """Count a token that a joined pass has read."""

@@ -109,7 +109,7 @@ async def get_vector(call: RequestContext, _: None) -> VectorInfo | Response:
 
 async def get_lens(call: RequestContext, _: None) -> LensInfo | Response:
     """A lens's description, or its whole file."""
-    fits = call.engine.fits.lenses.fits
+    fits = call.engine.fits.lenses
     return (
         _stored_file(call.id, await fits.path(call.id)) if call.media_type == SAFETENSORS else await fits.get(call.id)
     )
@@ -137,7 +137,7 @@ def _model_handler(question: str, kind: type[WireModel]) -> Handler:
     async def answer(call: RequestContext, body: WireModel) -> WireModel | WrittenReply:
         form, lens = JSON if call.media_type == JSON else SAFETENSORS, None
         if isinstance(body, ModelLensRequest) and body.lens is not None:
-            lens = await call.engine.fits.lenses.fits.path(body.lens)
+            lens = await call.engine.fits.lenses.path(body.lens)
         reply = await call.engine.models.ask(call.model, question, body, form, lens)
         # It is read only to be drawn, or to become a JSON text that is too long to be made at once.
         return reply if reply.media_type == call.media_type else from_pieces(reply.pieces, "reply", kind)
@@ -177,7 +177,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "fit_lens": lambda call, body: call.engine.fits.lenses.create(call.model, body),
     "list_lenses": lambda call, _: call.engine.fits.lenses.list(call.model),
     "get_lens": get_lens,
-    "delete_lens": lambda call, _: call.engine.fits.lenses.fits.delete(call.id),
+    "delete_lens": lambda call, _: call.engine.fits.lenses.delete(call.id),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},
     "complexity": complexity,
@@ -222,11 +222,11 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "fit_probe": lambda call, body: call.engine.fits.probes.create(call.model, body),
     "list_probes": lambda call, _: call.engine.fits.probes.list(call.model),
     "get_probe": lambda call, _: call.engine.fits.probes.get(call.id),
-    "delete_probe": lambda call, _: call.engine.fits.probes.fits.delete(call.id),
+    "delete_probe": lambda call, _: call.engine.fits.probes.delete(call.id),
     "fit_vector": lambda call, body: call.engine.fits.vectors.create(call.model, body),
     "list_vectors": lambda call, _: call.engine.fits.vectors.list(call.model),
     "get_vector": get_vector,
-    "delete_vector": lambda call, _: call.engine.fits.vectors.fits.delete(call.id),
+    "delete_vector": lambda call, _: call.engine.fits.vectors.delete(call.id),
     # recordings
     "list_recordings": lambda call, _: call.engine.recordings.list(),
     "create_recording": lambda call, body: call.engine.recordings.add(body),

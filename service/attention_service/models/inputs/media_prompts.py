@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, MessagePart, ModelInput, TextPart
 from attention_service.models.inputs.input_stacks import Inputs, Span, Stack, Tokens, parted_answer
 from attention_service.models.inputs.model_inputs import TextInputs
-from attention_service.models.inputs.text_tokens import medium_of
+from attention_service.models.inputs.text_tokens import default_template, medium_of
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.prompts.conversations import ChatForm, Conversation, as_template_reads, token_parts
 
@@ -32,6 +33,19 @@ class MediaPrompts(TextInputs):
     """The text of the place of one before a text."""
     token: int | None
     """The token that stands for parts of them."""
+    one: str
+    """The words for one of them."""
+
+    def __init__(self, model: PreTrainedModel, processor: Any) -> None:
+        """``processor``: the checkpoint's."""
+        super().__init__(model, processor.tokenizer)
+        self.template = default_template(getattr(processor, "chat_template", None)) or self.template
+        self._processor = processor
+        self._wanted: dict[str, Any] = {}
+        """Further arguments of the processor."""
+        self._fast = self.tokenizer is not None and bool(self.tokenizer.is_fast)
+        self._places: set[int | None] = set()
+        """The tokens that stand for parts of them, or for one of them."""
 
     @property
     def takes(self) -> list[str]:
@@ -42,6 +56,16 @@ class MediaPrompts(TextInputs):
     def several(self) -> str:
         """The word for several of them."""
         return "images" if self.medium == "image" else "sounds"
+
+    def check(self, ids: Sequence[int], param: str, *, sent: bool = False) -> None:
+        """Raise InvalidRequest for ids that the model does not know, too many, or places for what did not come.
+
+        ``sent``: True if images or sounds came.
+        """
+        super().check(ids, param)
+        if not sent and self._places.intersection(ids):
+            noun = self.one.rpartition(" ")[2]
+            raise InvalidRequest.at(param, f"it has a place for {self.one}, but no {noun} was sent")
 
     def absent(self, inputs: Inputs) -> str | None:
         """Return ``media`` for a text without images or sounds."""
@@ -108,7 +132,13 @@ class MediaPrompts(TextInputs):
 
     def processed(self, text: str, media: Sequence[Any], **options: Any) -> dict[str, Any]:
         """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""
-        raise NotImplementedError
+        options |= {self.media: list(media), "return_offsets_mapping": self._fast, **self._wanted}
+        try:
+            made = self._processor(text=[text], return_tensors="pt", return_text_replacement_offsets=True, **options)
+        except (ValueError, TypeError, RuntimeError, IndexError, StopIteration) as fault:
+            reason = str(fault).partition("\n")[0][:160]
+            raise InvalidRequest.at(self.media, f"the model's processor refuses them: {reason}") from None
+        return dict(made)
 
     def of_tokens(self, _: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         """The arguments that have a number for each token, of tokens as they came."""

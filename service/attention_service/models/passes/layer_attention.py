@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from inspect import signature
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from attention_service.models.passes.module_taps import (
     dense_keys,
     seen_keys,
 )
+from attention_service.models.passes.ways import AttentionWay
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.compute import tap_results
 from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel, least_bytes
@@ -57,13 +58,13 @@ KERNEL_BYTES: Final = 2**30
 """Bytes that one attention may hold before a kernel is taken that needs less."""
 
 
-class LayerAttention:
+class LayerAttention(AttentionWay):
     """The attention function of one model.
 
     ``running`` sets the pass that its calls belong to. Without one, calls compute outputs alone.
     """
 
-    way: Literal["computed", "observed"] = "computed"
+    way = "computed"
 
     def __init__(
         self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]], device: Device,
@@ -195,12 +196,6 @@ class LayerAttention:
     def share_of(self, module: nn.Module, heads: int) -> DeviceHeads | None:
         """The part of all heads that a call with so many has; None if it has all."""
         return None if self.share is None or not self.share.divides(module, heads) else self.share
-
-    def restart(self) -> None:
-        """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
-        self.turns.restart()
-        if self.rotations.limit is not None:
-            self.rotations.restart()
 
     def taps_of(self, _: nn.Module) -> frozenset[str] | None:
         """The taps of an attention that can be asked for: None for all."""

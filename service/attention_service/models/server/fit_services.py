@@ -18,10 +18,10 @@ class FitServices:
 
     def __len__(self) -> int:
         """The number of fits on their way."""
-        return len(self.lenses.fits) + len(self.probes.fits) + len(self.vectors.fits)
+        return len(self.lenses) + len(self.probes) + len(self.vectors)
 
     async def stop(self) -> None:
         """Stop every fit."""
-        await self.lenses.fits.stop()
+        await self.lenses.stop()
         await self.probes.stop()
-        await self.vectors.fits.stop()
+        await self.vectors.stop()

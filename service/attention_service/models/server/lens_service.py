@@ -22,50 +22,42 @@ from attention_contract.schemas.analyses.lenses import (
 )
 from attention_contract.tensor_files import from_pieces
 from attention_service.models.fit_memory import lens_bytes
-from attention_service.models.server.model_service import ModelService
 from attention_service.models.server.running_fits import Fit, RunningFits, fit_id
-from attention_service.modules.fitted_store import FittedStore
 from attention_service.runtime.callers import caller
-from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.scheduling.reservation import Reservation
 from attention_service.runtime.services.recording_service import owner_of_recordings
 
 
-class LensService:
+class LensService(RunningFits[LensInfo]):
     """Fits, lists and removes lenses. Used from the event loop only."""
-
-    def __init__(self, store: FittedStore[LensInfo], models: ModelService, runner: RequestRunner) -> None:
-        self.fits = RunningFits(store, models, runner)
-        self._models = models
-        self._runner = runner
 
     async def create(self, model: str, request: FitLens) -> LensInfo:
         """Fit a lens, or store a given one, and wait until it is there, but not longer than the request says."""
-        self._runner.check_ready()
-        info, owner = await self._models.get(model), owner_of_recordings()
+        self.runner.check_ready()
+        info, owner = await self.models.get(model), owner_of_recordings()
         stated = LensFacts(
             model=model, created=datetime.now(UTC), texts=len(request.texts or ()),
             **({} if request.texts is None else {"skip_first": request.skip_first, "max_tokens": request.max_tokens}),
         )  # fmt: skip
         lens = _id(info.checkpoint, model, owner, request)
-        if (stored := await self.fits.stored(lens)) is not None:
+        if (stored := await self.stored(lens)) is not None:
             return stored
         if request.jacobians is not None:
             matrices = _checked(request.jacobians)
             facts = stated.model_copy(update={"width": len(next(iter(matrices.values()))), "layers": sorted(matrices)})
-            return await self.fits.add(lens, facts, _arrays(matrices), owner)
+            return await self.add(lens, facts, _arrays(matrices), owner)
         begun = LensInfo(**stated.model_dump(), id=lens, state="fitting", progress=0.0)
-        return await self.fits.fitted(lens, begun, partial(self._fit, request=request), request.wait_s)
+        return await self.fitted(lens, begun, partial(self._fit, request=request), request.wait_s)
 
     async def list(self, model: str) -> LensList:
         """The caller's lenses of one model, those that are being fitted first."""
-        lenses, size = await self.fits.listing(model)
-        return LensList(lenses=lenses, bytes=size, limit_bytes=self.fits.store.limit)
+        lenses, size = await self.listing(model)
+        return LensList(lenses=lenses, bytes=size, limit_bytes=self.store.limit)
 
     async def _fit(self, fit: Fit[LensInfo], request: FitLens) -> LensInfo:
         """Average the Jacobians of every text, and store them."""
         texts, model = request.texts or [], fit.info.model
-        held = Reservation(self._runner.host, caller.get().name)
+        held = Reservation(self.runner.host, caller.get().name)
         total: NDArray[np.float32] | None = None
         try:
             for number, text in enumerate(texts):
@@ -74,23 +66,22 @@ class LensService:
                     question = JacobianRequest(
                         text=text, start=start, skip_first=request.skip_first, max_tokens=request.max_tokens
                     )
-                    reply = await self.fits.ask_text(model, "jacobian", f"texts.{number}", question)
+                    reply = await self.ask_text(model, "jacobian", f"texts.{number}", question)
                     part = from_pieces(reply.pieces, "reply", JacobianReply)
                     layers, rows, width = part.rows.shape[0], part.rows.shape[1], part.width
                     if total is None:
                         need = lens_bytes(layers, width)
-                        self._runner.host.check(need, "the lens takes {need} bytes", "Take a smaller model")
+                        self.runner.host.check(need, "the lens takes {need} bytes", "Take a smaller model")
                         await held.take(need)
                         total = np.zeros((layers, width, width), np.float32)
                     total[:, start : start + rows] += part.rows
                     start += rows
-                    share = (number + start / width) / len(texts)
-                    fit.info = fit.info.model_copy(update={"progress": share})
+                    fit.tell((number + start / width) / len(texts))
             if total is None:
                 raise InternalError("a fit over no texts")
             total /= len(texts)
             facts = fit.info.model_copy(update={"width": total.shape[-1], "layers": [*range(len(total))]})
-            return await self.fits.add(fit.info.id, facts, _arrays(dict(enumerate(total))), fit.owner)
+            return await self.add(fit.info.id, facts, _arrays(dict(enumerate(total))), fit.owner)
         finally:
             held.give_back()
 

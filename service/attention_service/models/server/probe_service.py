@@ -44,21 +44,19 @@ _PASSES: Final = 0.5
 """The share of a fit's progress that its passes are."""
 
 
-class ProbeService:
+class ProbeService(RunningFits[ProbeInfo]):
     """Fits, lists and removes probes. Used from the event loop only."""
 
     def __init__(self, store: FittedStore[ProbeInfo], models: ModelService, runner: RequestRunner) -> None:
-        self.fits = RunningFits(store, models, runner)
-        self._models = models
-        self._runner = runner
+        super().__init__(store, models, runner)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="attention-probes")
 
     async def create(self, model: str, request: FitProbe) -> ProbeInfo:
         """Fit a probe, or store a given one, and wait until it is there, but not longer than the request says."""
-        self._runner.check_ready()
-        info, owner = await self._models.get(model), owner_of_recordings()
+        self.runner.check_ready()
+        info, owner = await self.models.get(model), owner_of_recordings()
         probe = _id(info.checkpoint, model, owner, request)
-        if (stored := await self.fits.stored(probe)) is not None:
+        if (stored := await self.stored(probe)) is not None:
             return stored
         feature = await self._feature(info, model, request.of)
         facts = ProbeFacts(model=model, created=datetime.now(UTC), of=request.of)
@@ -73,23 +71,20 @@ class ProbeService:
             }
         )
         begun = ProbeInfo(**facts.model_dump(), id=probe, state="fitting", progress=0.0)
-        return await self.fits.fitted(probe, begun, partial(self._fit, samples=samples), request.wait_s)
+        return await self.fitted(probe, begun, partial(self._fit, samples=samples), request.wait_s)
 
     async def list(self, model: str) -> ProbeList:
         """The caller's probes of one model, those that are being fitted first."""
-        probes, size = await self.fits.listing(model)
-        return ProbeList(probes=probes, bytes=size, limit_bytes=self.fits.store.limit)
+        probes, size = await self.listing(model)
+        return ProbeList(probes=probes, bytes=size, limit_bytes=self.store.limit)
 
     async def get(self, probe: str) -> ProbeInfo:
         """A probe of the caller with its weights. Raises ProbeNotFound."""
-        path = await self.fits.path(probe)
-        info = await self._runner.in_thread(partial(self.fits.store.get, probe, owner_of_recordings()))
-        weights = await self._runner.in_thread(partial(arrays_by_layer, path, WEIGHTS))
-        return info.model_copy(update={"weights": weights})
+        return await self.with_arrays(probe, "weights", WEIGHTS)
 
     async def stop(self) -> None:
         """Stop every fit."""
-        await self.fits.stop()
+        await super().stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # ── fits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,8 +94,8 @@ class ProbeService:
         if not isinstance(of, VectorFeature):
             return ProbedFeature(of)
         asked = AskedModelName({model}, info.checkpoint)
-        path = Path(await self._models.fits.vector_file(of.vector, "of.vector", asked))
-        directions = await self._runner.in_thread(partial(arrays_by_layer, path, DIRECTIONS))
+        path = Path(await self.models.fits.vector_file(of.vector, "of.vector", asked))
+        directions = await self.runner.in_thread(partial(arrays_by_layer, path, DIRECTIONS))
         check_layer(directions, of.layer, "of.layer")
         return ProbedFeature(StateFeature(point="hidden", layer=of.layer), units_of(directions))
 
@@ -115,7 +110,7 @@ class ProbeService:
                 raise InvalidRequest.at(name, f"expected [d], one number for each of the feature; got {[*x.shape]}")
             if x is not None and not np.isfinite(x).all():
                 raise InvalidRequest.at(name, "expected finite numbers")
-        reply = await self._models.ask(facts.model, "features", FeaturesRequest(of=feature.asked))
+        reply = await self.models.ask(facts.model, "features", FeaturesRequest(of=feature.asked))
         ((name, x),) = feature.read(from_pieces(reply.pieces, "reply", FeaturesReply).features).items()
         if x.shape[-1:] != w.shape:
             raise InvalidRequest.at(
@@ -129,37 +124,37 @@ class ProbeService:
         w = feature.weights(name, w if scale is None else w / scale)
         facts = facts.model_copy(update={"width": len(w), "layer": layer, "layers": [entry]})
         arrays = {f"{WEIGHTS}{name}": w}
-        return await self.fits.add(probe, facts, arrays, owner)
+        return await self.add(probe, facts, arrays, owner)
 
     async def _fit(self, fit: Fit[ProbeInfo], samples: LabelledSamples) -> ProbeInfo:
         """Read the features of every text, fit a probe to those of each layer, and store them."""
-        request, held = samples.request, Reservation(self._runner.host, caller.get().name)
+        request, held = samples.request, Reservation(self.runner.host, caller.get().name)
         try:
             for number, text in enumerate(samples.texts):
                 question = FeaturesRequest(text=text, of=samples.feature.asked, positions=samples.positions(number))
                 reply = samples.feature.read(await self._ask(fit.info.model, number, question))
                 if not number:
                     need = samples.needed_bytes(reply)
-                    self._runner.host.check(need, "the features take {need} bytes", "Send fewer texts or positions")
+                    self.runner.host.check(need, "the features take {need} bytes", "Send fewer texts or positions")
                     await held.take(need)
                 samples.add(number, reply)
-                fit.info = fit.info.model_copy(update={"progress": _PASSES * (number + 1) / len(samples.texts)})
+                fit.tell(_PASSES * (number + 1) / len(samples.texts))
             check_groups(samples.labels, samples.groups, request.folds)
             probes: dict[str, LinearProbe] = {}
             for name in samples.names:
-                probes[name] = await self._runner.in_thread(partial(samples.fitted, name), self._threads)
+                probes[name] = await self.runner.in_thread(partial(samples.fitted, name), self._threads)
                 share = len(probes) / len(samples.names)
-                fit.info = fit.info.model_copy(update={"progress": _PASSES + (1 - _PASSES) * share})
+                fit.tell(_PASSES + (1 - _PASSES) * share)
             facts = fit.info.model_copy(update=samples.facts(probes))
             arrays = {f"{WEIGHTS}{name}": samples.feature.weights(name, own.weights) for name, own in probes.items()}
-            return await self.fits.add(fit.info.id, facts, arrays, fit.owner)
+            return await self.add(fit.info.id, facts, arrays, fit.owner)
         finally:
             held.give_back()
 
     async def _ask(self, model: str, number: int, question: FeaturesRequest) -> dict[str, NDArray[Any]]:
         """The features of one text. A refusal names the positions of the text."""
         try:
-            reply = await self.fits.ask_text(model, "features", f"texts.{number}", question)
+            reply = await self.ask_text(model, "features", f"texts.{number}", question)
         except InvalidRequest as fault:
             if not (fault.param or "").startswith("positions"):
                 raise

@@ -19,7 +19,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import Conflict, InternalError, InvalidRequest, Overloaded
 from attention_service.models.server.model_question import WrittenReply
 from attention_service.models.server.model_service import ModelService
-from attention_service.modules.fitted_store import FittedStore, InfoT
+from attention_service.modules.fitted_store import FittedStore, InfoT, arrays_by_layer
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.services.recording_service import owner_of_recordings
@@ -54,6 +54,10 @@ class Fit(Generic[InfoT]):
     owner: str | None
     task: "asyncio.Task[InfoT] | None" = None
     stopped: bool = False
+
+    def tell(self, share: float) -> None:
+        """Note the share of it that is done."""
+        self.info = self.info.model_copy(update={"progress": share})
 
 
 class RunningFits(Generic[InfoT]):
@@ -113,6 +117,14 @@ class RunningFits(Generic[InfoT]):
         if fit is not None and owner in {None, fit.owner}:
             return fit.info
         return await self.runner.in_thread(partial(self.store.get, fitted, owner))
+
+    async def with_arrays(self, fitted: str, field: str, prefix: str) -> InfoT:
+        """Describe a stored one of the caller with its arrays, whose names begin so, as a field."""
+        owner = owner_of_recordings()
+        path = await self.runner.in_thread(partial(self.store.path, fitted, owner))
+        info = await self.runner.in_thread(partial(self.store.get, fitted, owner))
+        arrays = await self.runner.in_thread(partial(arrays_by_layer, path, prefix))
+        return info.model_copy(update={field: arrays})
 
     async def delete(self, fitted: str) -> None:
         """Remove one, or stop its fit. Raises the error of its kind."""

@@ -30,16 +30,14 @@ from attention_contract.schemas.models import ModelInfo, layer_of
 from attention_contract.tensor_files import from_pieces
 from attention_service.core.inspection.steering_directions import mean_difference, principal_direction
 from attention_service.models.fit_memory import vector_bytes
-from attention_service.models.server.model_service import ModelService
 from attention_service.models.server.running_fits import Fit, RunningFits, fit_id
 from attention_service.modules.checkpoints.forms.gguf.control_vectors import (
     FIRST_LAYER,
     read_control_vector,
     write_control_vector,
 )
-from attention_service.modules.fitted_store import DIRECTIONS, FittedStore, arrays_by_layer
+from attention_service.modules.fitted_store import DIRECTIONS
 from attention_service.runtime.callers import caller
-from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.scheduling.reservation import Reservation
 from attention_service.runtime.services.recording_service import owner_of_recordings
 
@@ -48,42 +46,34 @@ _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 Directions = dict[str, NDArray[np.float64]]
 
 
-class VectorService:
+class VectorService(RunningFits[VectorInfo]):
     """Fits, lists, exports and removes steering vectors. Used from the event loop only."""
-
-    def __init__(self, store: FittedStore[VectorInfo], models: ModelService, runner: RequestRunner) -> None:
-        self.fits = RunningFits(store, models, runner)
-        self._models = models
-        self._runner = runner
 
     async def create(self, model: str, request: FitVector) -> VectorInfo:
         """Fit a vector, or store a given one, and wait until it is there, but not longer than the request says."""
-        self._runner.check_ready()
-        info, owner = await self._models.get(model), owner_of_recordings()
-        vector = await self._runner.in_thread(partial(_id, info.checkpoint, model, owner, request))
-        if (stored := await self.fits.stored(vector)) is not None:
+        self.runner.check_ready()
+        info, owner = await self.models.get(model), owner_of_recordings()
+        vector = await self.runner.in_thread(partial(_id, info.checkpoint, model, owner, request))
+        if (stored := await self.stored(vector)) is not None:
             return stored
         facts = _facts(info, model, request)
         if request.gguf is not None:
             read = partial(_read_file, request.gguf)
-            return await self._given(vector, facts, await self._runner.in_thread(read), "gguf", owner)
+            return await self._given(vector, facts, await self.runner.in_thread(read), "gguf", owner)
         if request.directions is not None:
             directions = {name: np.asarray(x, np.float64) for name, x in request.directions.items()}
             return await self._given(vector, facts, directions, "directions", owner)
         begun = VectorInfo(**facts.model_dump(), id=vector, state="fitting", progress=0.0)
-        return await self.fits.fitted(vector, begun, partial(self._fit, request=request), request.wait_s)
+        return await self.fitted(vector, begun, partial(self._fit, request=request), request.wait_s)
 
     async def list(self, model: str) -> VectorList:
         """The caller's vectors of one model, those that are being fitted first."""
-        vectors, size = await self.fits.listing(model)
-        return VectorList(vectors=vectors, bytes=size, limit_bytes=self.fits.store.limit)
+        vectors, size = await self.listing(model)
+        return VectorList(vectors=vectors, bytes=size, limit_bytes=self.store.limit)
 
     async def get(self, vector: str) -> VectorInfo:
         """A vector of the caller with its directions. Raises VectorNotFound."""
-        path = await self.fits.path(vector)
-        info = await self._runner.in_thread(partial(self.fits.store.get, vector, owner_of_recordings()))
-        directions = await self._runner.in_thread(partial(arrays_by_layer, path, DIRECTIONS))
-        return info.model_copy(update={"directions": directions})
+        return await self.with_arrays(vector, "directions", DIRECTIONS)
 
     async def gguf(self, vector: str) -> bytes:
         """A vector of the caller as a GGUF file, without layer 0. Raises VectorNotFound and InvalidRequest."""
@@ -94,7 +84,7 @@ class VectorService:
                 "Accept",
                 f"GGUF files have directions of layers from {FIRST_LAYER} on, and this vector has none of them",
             )
-        return await self._runner.in_thread(partial(write_control_vector, layers, info.model_type))
+        return await self.runner.in_thread(partial(write_control_vector, layers, info.model_type))
 
     # ── fits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,13 +113,13 @@ class VectorService:
         layers = [VectorLayer(layer=layer_of(name), norm=float(np.linalg.norm(x))) for name, x in directions.items()]
         facts = facts.model_copy(update={"layers": layers, "width": len(next(iter(directions.values())))})
         arrays = {f"{DIRECTIONS}{name}": x.astype(np.float32) for name, x in directions.items()}
-        return await self.fits.add(vector, facts, arrays, owner)
+        return await self.add(vector, facts, arrays, owner)
 
     async def _fit(self, fit: Fit[VectorInfo], request: FitVector) -> VectorInfo:
         """Read the states of every text, and store the direction between those of the two sides."""
         sides = {"positive": request.positive or [], "negative": request.negative or []}
         order = sorted((number, side) for side, texts in sides.items() for number in range(len(texts)))
-        held, sums = Reservation(self._runner.host, caller.get().name), dict[str, dict[str, Any]]()
+        held, sums = Reservation(self.runner.host, caller.get().name), dict[str, dict[str, Any]]()
         differences: dict[str, NDArray[np.float32]] = {}
         pairs = len(sides["positive"]) if request.method == "pca" else 0
         try:
@@ -138,7 +128,7 @@ class VectorService:
                 if not count:
                     width = len(next(iter(states.values())))
                     need = vector_bytes(pairs, len(states), width)
-                    self._runner.host.check(need, "the states take {need} bytes", "Send fewer texts or layers")
+                    self.runner.host.check(need, "the states take {need} bytes", "Send fewer texts or layers")
                     await held.take(need)
                     differences = {name: np.zeros((pairs, width), np.float32) for name in states} if pairs else {}
                 for name, x in states.items():
@@ -147,9 +137,9 @@ class VectorService:
                     else:
                         own = sums.setdefault(side, {})
                         own[name] = own.get(name, 0.0) + x
-                fit.info = fit.info.model_copy(update={"progress": (count + 1) / len(order)})
+                fit.tell((count + 1) / len(order))
             compute = partial(_components, differences) if pairs else partial(_differences, sums, sides)
-            return await self._add(fit.info.id, fit.info, await self._runner.in_thread(compute), fit.owner)
+            return await self._add(fit.info.id, fit.info, await self.runner.in_thread(compute), fit.owner)
         finally:
             held.give_back()
 
@@ -160,7 +150,7 @@ class VectorService:
             given, field = {"text": text.text, "answer": text.answer}, f"{named}.text"
         question = StatesRequest(**given, position=request.position, layers=request.layers)
         try:
-            reply = await self.fits.ask_text(model, "states", field, question)
+            reply = await self.ask_text(model, "states", field, question)
         except InvalidRequest as fault:
             if fault.param != "answer":
                 raise
@@ -171,7 +161,7 @@ class VectorService:
         return states
 
     async def _states(self, model: str, question: StatesRequest) -> Directions:
-        reply = await self._models.ask(model, "states", question)
+        reply = await self.models.ask(model, "states", question)
         return from_pieces(reply.pieces, "reply", StatesReply).states
 
 

@@ -6,7 +6,6 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
-from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.vision_utils import get_vision_window_index
@@ -25,7 +24,6 @@ from attention_service.models.inputs.images.image_decoding import decoded, short
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack, Tokens
 from attention_service.models.inputs.media_prompts import MediaPrompts, unlike_windows
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of, patch_name
-from attention_service.models.inputs.text_tokens import default_template
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.run_records import RunRecord
 
@@ -42,12 +40,13 @@ class PromptInputs(MediaPrompts):
 
     medium = "image"
     media = "images"
+    one = "an image"
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's. Raises InvalidCheckpoint for a model without square patches."""
-        super().__init__(model, processor.tokenizer)
-        self.template = default_template(getattr(processor, "chat_template", None)) or self.template
-        self._processor, self.mark = processor, str(processor.image_token)
+        super().__init__(model, processor)
+        self._wanted["return_mm_token_type_ids"] = True
+        self.mark = str(processor.image_token)
         self.token = image_tokens(model.config)
         self._places = {self.token, processor.tokenizer.convert_tokens_to_ids(self.mark)}
         """The tokens that stand for parts of images, and that of an image, which is another one in Gemma 3."""
@@ -94,7 +93,7 @@ class PromptInputs(MediaPrompts):
         images = decoded(sent)
         self.check_alone(request)
         made, tokens, field = self.prompt(request, images)
-        self.check(tokens.ids, field, images=True)
+        self.check(tokens.ids, field, sent=True)
         self._check_apart(tokens.ids, made, field)
         crops = [self.crops(*image.size) for image in images]
         parts = self._parts(tokens.ids, crops, made)
@@ -118,15 +117,6 @@ class PromptInputs(MediaPrompts):
         cuts = () if windows is None else tuple(windows[1].diff().tolist())
         return SizedImage(text, 1, sum(crop.rows * crop.columns for crop in crops), cuts)
 
-    def check(self, ids: Sequence[int], param: str, *, images: bool = False) -> None:
-        """Raise InvalidRequest for ids that the model does not know, too many, or places for images that did not come.
-
-        ``images``: True if they came.
-        """
-        super().check(ids, param)
-        if not images and self._places.intersection(ids):
-            raise InvalidRequest.at(param, "it has a place for an image, but no image was sent")
-
     def tokens(
         self, text: str, param: str, *, pair: str | None = None, special: bool = True, limit: int | None = None
     ) -> Tokens:
@@ -134,22 +124,6 @@ class PromptInputs(MediaPrompts):
         tokens = super().tokens(text, param, pair=pair, special=special, limit=limit)
         self.check(tokens.ids, param)
         return tokens
-
-    def processed(self, text: str, media: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
-        """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""
-        try:
-            made = self._processor(
-                text=[text], images=list(media), return_tensors="pt", return_offsets_mapping=bool(self._fast),
-                return_text_replacement_offsets=True, return_mm_token_type_ids=True, **options,
-            )  # fmt: skip
-        except (ValueError, TypeError, RuntimeError, IndexError, StopIteration) as fault:
-            reason = str(fault).partition("\n")[0][:160]
-            raise InvalidRequest.at("images", f"the model's processor refuses them: {reason}") from None
-        return dict(made)
-
-    @property
-    def _fast(self) -> bool:
-        return self.tokenizer is not None and bool(self.tokenizer.is_fast)
 
     def of_tokens(self, made: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         """The arguments that have a number for each token, of tokens as they came."""

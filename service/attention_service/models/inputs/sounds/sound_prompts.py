@@ -16,7 +16,6 @@ from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack,
 from attention_service.models.inputs.media_prompts import MediaPrompts, tokens_of, unlike_windows
 from attention_service.models.inputs.sounds.sound_decoding import Sound, decoded
 from attention_service.models.inputs.sounds.sound_frames import part_of
-from attention_service.models.inputs.text_tokens import default_template
 from attention_service.models.passes.attention_places import AUDIO, AttentionPlace
 from attention_service.models.passes.run_records import RunRecord
 
@@ -33,25 +32,27 @@ class SoundPrompts(MediaPrompts):
 
     medium = "audio"
     media = "audio"
+    one = "a sound"
     tower = "audio_config", AUDIO
     senses = "hears sounds"
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's. Raises InvalidCheckpoint for one whose features are not Whisper's."""
-        super().__init__(model, processor.tokenizer)
+        super().__init__(model, processor)
         extractor = processor.feature_extractor
         if not isinstance(extractor, WhisperFeatureExtractor):
             name = type(extractor).__name__
             raise InvalidCheckpoint.at("checkpoint", f"it hears by {name}; sounds in texts need Whisper's")
-        self.template = default_template(getattr(processor, "chat_template", None)) or self.template
-        self._processor, self.mark = processor, str(processor.audio_token)
+        self.mark = str(processor.audio_token)
         self.token = int(processor.tokenizer.convert_tokens_to_ids(self.mark))
+        self._places = {self.token}
         around = (getattr(processor, name, None) or "" for name in ("audio_bos_token", "audio_eos_token"))
         self.before = self.mark.join(around)
         """A sound before a text."""
         self.names_language = hasattr(processor, "transcription_prompt")
         self.transcribes = self.names_language or hasattr(processor, "apply_transcription_request")
         self.rate = int(extractor.sampling_rate)
+        self._wanted["sampling_rate"] = self.rate
         self._window = float(extractor.n_samples) / self.rate
         """The seconds that the layers hear at a time."""
         self.hears_s = most = float(getattr(processor, "max_audio_len", None) or self._window)
@@ -117,20 +118,11 @@ class SoundPrompts(MediaPrompts):
 
     def _inputs(self, sounds: Sequence[Sound], made: dict[str, Any], tokens: Tokens, field: str) -> Inputs:
         """The input of a prompt that the processor made. Raises InvalidRequest that names the field."""
-        self.check(tokens.ids, field, sounds=True)
+        self.check(tokens.ids, field, sent=True)
         seconds = self._seconds(tokens.ids, sounds, field)
         shown = [None if span is None else f"{span[0]:.2f} s" for span in seconds]
         stack = self.stack(tokens, shown, seconds=[seconds])
         return Inputs(False, stack, None, self._arguments(made), self._heard(sounds))
-
-    def check(self, ids: Sequence[int], param: str, *, sounds: bool = False) -> None:
-        """Raise InvalidRequest for ids that the model does not know, too many, or places for sounds that did not come.
-
-        ``sounds``: True if they came.
-        """
-        super().check(ids, param)
-        if not sounds and self.token in ids:
-            raise InvalidRequest.at(param, "it has a place for a sound, but no sound was sent")
 
     def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
         """The memory of the convolutions that make frames of features."""
@@ -138,18 +130,6 @@ class SoundPrompts(MediaPrompts):
         if features is None:
             return 0
         return int(_CONVOLUTION_COPIES * len(features) * features.shape[-1] * features.shape[-2] * features.itemsize)
-
-    def processed(self, text: str, media: Sequence[Any], **options: Any) -> dict[str, Any]:
-        """The arguments of a prompt, as the processor makes them. Raises InvalidRequest."""
-        try:
-            return dict(self._processor(
-                text=[text], audio=list(media), return_tensors="pt", sampling_rate=self.rate,
-                return_offsets_mapping=self.tokenizer is not None and bool(self.tokenizer.is_fast),
-                return_text_replacement_offsets=True, **options,
-            ))  # fmt: skip
-        except (ValueError, TypeError, RuntimeError, IndexError, StopIteration) as fault:
-            reason = str(fault).partition("\n")[0][:160]
-            raise InvalidRequest.at("audio", f"the model's processor refuses them: {reason}") from None
 
     def _silence(self, seconds: float) -> Any:
         return np.zeros(round(seconds * self.rate), np.float32)

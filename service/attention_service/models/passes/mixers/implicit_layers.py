@@ -7,7 +7,7 @@ of these layers are implicit, and are made only where a task needs them.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -31,9 +31,9 @@ from attention_service.models.passes.mixers.mixer_rules import (
     with_values,
 )
 from attention_service.models.passes.module_hooks import State, after, before, within_calls
-from attention_service.models.passes.module_taps import NOTHING_BESIDE, ModuleTaps
 from attention_service.models.passes.observed.observed_attention import SeenLayer
 from attention_service.models.passes.observed.own_functions import Sight
+from attention_service.models.passes.ways import AttentionWay
 from attention_transformers.model_layers import AttentionModule, LayerKey, layered
 
 TAPS: Final = frozenset({"v", "weights", "context"})
@@ -57,10 +57,8 @@ def is_by_channel(module: nn.Module) -> bool:
     return name is not None and RULES[name].by_channel
 
 
-class ImplicitLayers:
+class ImplicitLayers(AttentionWay):
     """The layers of one model that mix tokens by a running state."""
-
-    way: Literal["computed", "observed"] = "observed"
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]) -> None:
         """``layers``: each module with the keys of its layers."""
@@ -74,21 +72,6 @@ class ImplicitLayers:
     def taps_of(self, _: nn.Module) -> frozenset[str] | None:
         """The taps of such a layer."""
         return TAPS
-
-    def taps_beside(self, _: nn.Module) -> ModuleTaps:
-        """Return none: its gates are behind the mixed output."""
-        return NOTHING_BESIDE
-
-    def calls_of(self, _: nn.Module) -> int:
-        """Return 1: each run of a module is one mixing."""
-        return 1
-
-    def restart(self) -> None:
-        """Count the calls of shared modules anew, for another pass over the model."""
-        self.turns.restart()
-
-    def remove(self) -> None:
-        """Leave the model as it was: it was not changed."""
 
     def concerns(self, attention_pass: AttentionPass) -> bool:
         """True if a pass asks something of one of these layers. Raises TypeError for tasks of some texts alone."""

@@ -5,7 +5,7 @@ The second way beside ``layer_attention``, of the same interface: a pass states 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final
 
 from torch import Tensor, nn
 
@@ -24,8 +24,8 @@ from attention_service.models.passes.attention_pass import (
 )
 from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.layer_turns import LayerTurns
-from attention_service.models.passes.module_taps import NOTHING_BESIDE, ModuleTaps
 from attention_service.models.passes.observed.own_functions import Sight, watching
+from attention_service.models.passes.ways import AttentionWay
 from attention_service.runtime.operations.compute import tap_results
 from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import AttentionModule, LayerKey
@@ -35,10 +35,8 @@ KERNEL: Final = "eager"
 _ANY: Final = AttentionSpec()
 
 
-class ObservedAttention:
+class ObservedAttention(AttentionWay):
     """The attentions of one model, where they are seen."""
-
-    way: Literal["computed", "observed"] = "observed"
 
     def __init__(
         self, model: nn.Module, layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]],
@@ -54,19 +52,6 @@ class ObservedAttention:
         """The taps of an attention that can be asked for."""
         return frozenset(self.sights[module].taps)
 
-    def taps_beside(self, _: nn.Module) -> ModuleTaps:
-        """The taps that a module makes beside its softmax: none is seen."""
-        return NOTHING_BESIDE
-
-    def calls_of(self, _: nn.Module) -> int:
-        """The calls of a module that are one attention: one."""
-        return 1
-
-    def restart(self) -> None:
-        """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
-        self.turns.restart()
-        self.rotations.restart()
-
     @contextmanager
     def running(self, attention_pass: AttentionPass) -> Iterator[AttentionPass]:
         """Let the model's runs until the block ends belong to a pass."""
@@ -78,9 +63,6 @@ class ObservedAttention:
 
         with watching(self.sights, layer):
             yield attention_pass
-
-    def remove(self) -> None:
-        """Leave the model as it was: it was not changed."""
 
 
 class SeenLayer:

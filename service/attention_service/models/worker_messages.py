@@ -18,6 +18,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import orjson
 
+SPREAD: Final = "--spread"
+"""The argument, before the number of devices, of a process that has the first part of a model and starts the others."""
 _LENGTHS: Final = struct.Struct("<IQ")
 _PART: Final = 2**20
 """Bytes that are read at once: what a pipe may hold."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attention_contract.base import WireModel
 from attention_contract.errors import (
@@ -272,15 +272,9 @@ class ModelService:
 
         Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
         """
-        model, adapter = await self._named(name, request)
-        asked = AskedModelName({name, model.name}, model.folder.checkpoint)
         encoding: Encoding = getattr(request, "encoding", "list")
-        body = to_body(request, JSON, "request", "base64")
-        question = Question(
-            operation, body, form, encoding, adapter=adapter, lens=None if lens is None else str(lens),
-            alone=bool(getattr(request, "alone", False)), probes=await self.fits.probe_files(request, asked),
-            vectors=await self.fits.vector_files(request, asked),
-        )  # fmt: skip
+        read_by = None if lens is None else str(lens)
+        model, question = await self._question(name, operation, request, form=form, encoding=encoding, lens=read_by)
         await self._ask(model, question)
         reply, question.reply = question.reply, None  # the reply's memory is to be free once it is sent
         if reply is None:
@@ -296,15 +290,10 @@ class ModelService:
 
         ``deadline``: ``time.monotonic`` seconds before which it ends with the tokens that it has.
         """
-        model, adapter = await self._named(name, request)
-        asked = AskedModelName({name, model.name}, model.folder.checkpoint)
         events = UnreadEvents(self._runner.host)
-        body = to_body(request, JSON, "request", "base64")
-        question = Question(
-            operation, body, on_event=events.put, deadline=deadline, cost=cost_of(request), adapter=adapter,
-            alone=bool(getattr(request, "alone", False)), probes=await self.fits.probe_files(request, asked),
-            vectors=await self.fits.vector_files(request, asked),
-        )  # fmt: skip
+        model, question = await self._question(
+            name, operation, request, on_event=events.put, deadline=deadline, cost=cost_of(request)
+        )
         answering = asyncio.create_task(self._ask(model, question))
         answering.add_done_callback(lambda _: events.end())
         try:
@@ -320,6 +309,18 @@ class ModelService:
             question.last = question.recording = None  # the model keeps its last question
             if question.began:
                 self._note(model, question)
+
+    async def _question(
+        self, name: str, operation: str, request: WireModel, **more: Any
+    ) -> tuple[ResidentModel, Question]:  # fmt: skip
+        """The model of a name, kept for later, and a request to it; ``more``: further fields. Raises as ``_named``."""
+        model, adapter = await self._named(name, request)
+        asked = AskedModelName({name, model.name}, model.folder.checkpoint)
+        return model, Question(
+            operation, to_body(request, JSON, "request", "base64"), adapter=adapter,
+            alone=bool(getattr(request, "alone", False)), probes=await self.fits.probe_files(request, asked),
+            vectors=await self.fits.vector_files(request, asked), **more,
+        )  # fmt: skip
 
     async def _named(self, name: str, request: WireModel) -> tuple[ResidentModel, dict[str, str] | None]:
         """The model of a name, kept for later, and the facts of the adapter that is to answer.

@@ -24,15 +24,13 @@ from attention_contract.errors import AttentionError, ModelEnded, OverBudget, fr
 from attention_service.models.folders.model_catalogue import PROCESS_BYTES
 from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.reply_memories import ReplyMemories
-from attention_service.models.worker_messages import Piece, WorkerMessage, pieces_of, read_message
+from attention_service.models.worker_messages import SPREAD, Piece, WorkerMessage, pieces_of, read_message
 from attention_service.runtime.device.cpu_threads import SLEEPING, waiting_of_models
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
 
 log = logging.getLogger(__name__)
 COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process")
 """``-P``: no Python file of the folder in which the server was started is imported."""
-_SPREAD: Final = "--spread"
-"""The argument, before the number of devices, of a process that has the first part of a model and starts the others."""
 _MARGIN: Final = 1.2
 """Memory that a process may take, as a multiple of its estimate, before it is ended."""
 _LOOK_S: Final = 0.1
@@ -121,7 +119,7 @@ class WorkerProcess:
         try:
             process = await create_subprocess_exec(
                 *COMMAND,
-                *((_SPREAD, str(devices)) if spread else ()),
+                *((SPREAD, str(devices)) if spread else ()),
                 env=_environment() | (_of_group(gpus=not watched) if spread else {}),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=writing,

@@ -14,9 +14,9 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
+from attention_service.models.answers.embeddings.pair_similarity import pair_similarity_reply, plan_pair_similarity
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.pairs.pair_similarity import pair_similarity_reply, plan_pair_similarity
 from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs

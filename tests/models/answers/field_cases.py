@@ -216,7 +216,7 @@ ELSEWHERE: Final = {
     "watch": "tests/models/server/test_probe_requests.py",
     "adapter": "tests/models/server/test_adapters.py", "lens": "tests/models/server/test_lens_requests.py",
     "kind": "tests/models/server/test_lens_requests.py", "mask_seed": "tests/models/inputs/images/test_encoders.py",
-    "prompt_names": "tests/models/answers/test_vector_similarity.py",
+    "prompt_names": "tests/models/answers/embeddings/test_vector_similarity.py",
     "max_tokens": "tests/models/server/test_contexts.py", "temperature": "tests/models/server/test_contexts.py",
 } | dict.fromkeys(DrawOptions.model_fields, "tests/models/generation")  # fmt: skip
 """Fields that need files, an adapter or a generation, and the tests that they have."""

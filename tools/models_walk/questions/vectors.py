@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
-from attention_service.models.answers.text_embeddings import EmbeddingPlan, embed, plan_embedding
-from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
+from attention_service.models.answers.embeddings.text_embeddings import EmbeddingPlan, embed, plan_embedding
+from attention_service.models.answers.embeddings.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
 from tools.models_walk.differences import error
 from tools.models_walk.questions.plain_runs import TEXTS, by_token, eager_states

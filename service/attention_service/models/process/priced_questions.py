@@ -19,6 +19,17 @@ from attention_contract.schemas.openai_api.scoring import RerankRequest, ScoreRe
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.divided_questions import AnswerTexts, divided, may_divide
+from attention_service.models.answers.embeddings.pair_scores import plan_scoring, scored
+from attention_service.models.answers.embeddings.pair_similarity import (
+    image_bytes,
+    images_of,
+    is_pair,
+    pair_similarity_reply,
+    plan_pair_similarity,
+)
+from attention_service.models.answers.embeddings.text_embeddings import EmbeddingPlan, plan_embedding
+from attention_service.models.answers.embeddings.vector_parts import embeddings, similarities
+from attention_service.models.answers.embeddings.vector_similarity import plan_similarity
 from attention_service.models.answers.joined_questions import Question, group_of, joined_replies
 from attention_service.models.answers.lenses.jacobian_rows import jacobian_rows, plan_rows
 from attention_service.models.answers.lenses.lens_file import LensFile
@@ -28,23 +39,12 @@ from attention_service.models.answers.masked_likelihoods import masked_likelihoo
 from attention_service.models.answers.model_forward import recorded_forward
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import recorded_weights
-from attention_service.models.answers.pairs.pair_scores import plan_scoring, scored
-from attention_service.models.answers.pairs.pair_similarity import (
-    image_bytes,
-    images_of,
-    is_pair,
-    pair_similarity_reply,
-    plan_pair_similarity,
-)
 from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.answers.probes.fit_costs import features_stage, states_stage
 from attention_service.models.answers.probes.text_states import plan_states, states_reply
 from attention_service.models.answers.probes.token_features import features_reply, plan_features
 from attention_service.models.answers.sweeps.swept_effects import EffectsOfSweep
-from attention_service.models.answers.text_embeddings import EmbeddingPlan, plan_embedding
-from attention_service.models.answers.vector_parts import embeddings, similarities
-from attention_service.models.answers.vector_similarity import plan_similarity
 from attention_service.models.costs.answer_parts import BACKWARD, Passes
 from attention_service.models.costs.masked_passes import masked_stage
 from attention_service.models.costs.model_costs import ModelCosts

@@ -30,8 +30,8 @@ ELSEWHERE: Final = {
     "alone": "changes bits at most",
     "ignore_eos": "tests/models/generation/test_sampling.py: this model has no token that ends a text",
     "forced_bos_token_id": "refused of a decoder, below; tests/models/generation",
-    "pooling": "tests/models/answers/test_vector_similarity.py",
-    "prompt_name": "tests/models/answers/test_vector_similarity.py",
+    "pooling": "tests/models/answers/embeddings/test_vector_similarity.py",
+    "prompt_name": "tests/models/answers/embeddings/test_vector_similarity.py",
 }
 """Fields that need other models, and their tests."""
 NEVER_EQUAL: Final = {"id", "created", "created_at", "ran", "completed_at"}

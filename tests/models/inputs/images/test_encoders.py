@@ -24,10 +24,10 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
+from attention_service.models.answers.embeddings.text_embeddings import plan_embedding
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
-from attention_service.models.answers.text_embeddings import plan_embedding
 from attention_service.models.answers.tokenized_inputs import tokenize
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import check_request

@@ -17,11 +17,11 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
+from attention_service.models.answers.embeddings.pair_similarity import pair_similarity_reply, plan_pair_similarity
+from attention_service.models.answers.embeddings.text_embeddings import embed, plan_embedding
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import recorded_weights, weights_reply
-from attention_service.models.answers.pairs.pair_similarity import pair_similarity_reply, plan_pair_similarity
-from attention_service.models.answers.text_embeddings import embed, plan_embedding
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.folders.input_kinds import PAIRS
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -29,9 +29,9 @@ from tests.modules.checkpoints.forms.towers.test_timm_towers import load
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
+from attention_service.models.answers.embeddings.pair_similarity import pair_similarity_reply, plan_pair_similarity
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_weights import weights_reply
-from attention_service.models.answers.pairs.pair_similarity import pair_similarity_reply, plan_pair_similarity
 from attention_service.models.folders.model_catalogue import find_folder, listed
 
 IDS = [5, 3, 7, 8, 40, 2]

@@ -9,14 +9,14 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.answers import sentence_folders
-from tests.models.answers.sentence_folders import GENERATIONS, marked
+from tests.models.answers.embeddings.sentence_folders import GENERATIONS, marked
 from tests.models.small_models import device, eager
 from tokenizers.processors import TemplateProcessing
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.text_embeddings import embed, plan_embedding
+from attention_service.models.answers.embeddings.text_embeddings import embed, plan_embedding
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 TEXTS = ["the cat sat", "the dog sat on the mat", "mat"]

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.models.answers.embeddings.test_text_embeddings import unit
 from tests.models.answers.small_classifiers import eager, loaded, sharp, words
-from tests.models.answers.test_text_embeddings import unit
 from tests.models.small_models import device
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.openai_api.scoring import RerankRequest, ScoreRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.pairs.pair_scores import plan_scoring, scored
+from attention_service.models.answers.embeddings.pair_scores import plan_scoring, scored
 from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.inputs.text_tokens import longest_first

@@ -23,10 +23,10 @@ from attention_contract.schemas.openai_api.scoring import (
     RerankRequest,
     ScoreRequest,
 )
-from attention_service.models.answers.sentence_settings import read_sentence_settings
-from attention_service.models.answers.text_embeddings import EmbeddingPlan, plan_texts
-from attention_service.models.answers.vector_parts import embeddings, parts_of
-from attention_service.models.answers.vector_steps import activation_of
+from attention_service.models.answers.embeddings.sentence_settings import read_sentence_settings
+from attention_service.models.answers.embeddings.text_embeddings import EmbeddingPlan, plan_texts
+from attention_service.models.answers.embeddings.vector_parts import embeddings, parts_of
+from attention_service.models.answers.embeddings.vector_steps import activation_of
 from attention_service.models.costs.answer_parts import Passes
 from attention_service.models.costs.pass_memory import PassMemory
 from attention_service.models.inputs.input_stacks import Tokens

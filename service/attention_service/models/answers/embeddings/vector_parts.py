@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from attention_contract.schemas.openai import EmbeddingRequest, Embeddings, Usage
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
-from attention_service.models.answers.text_embeddings import EmbeddingPlan, embed
-from attention_service.models.answers.vector_similarity import similarity_reply
+from attention_service.models.answers.embeddings.text_embeddings import EmbeddingPlan, embed
+from attention_service.models.answers.embeddings.vector_similarity import similarity_reply
 from attention_service.models.costs.answer_parts import BACKWARD, OwnTime, Passes
 from attention_service.models.costs.pass_memory import PassMemory
 from attention_service.models.loaded.loaded_model import LoadedModel

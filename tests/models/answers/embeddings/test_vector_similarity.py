@@ -12,9 +12,9 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelGradientsRequest
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
+from attention_service.models.answers.embeddings.text_embeddings import embed, plan_embedding
+from attention_service.models.answers.embeddings.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.answers.text_embeddings import embed, plan_embedding
-from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 KINDS = {

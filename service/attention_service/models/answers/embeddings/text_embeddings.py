@@ -20,8 +20,8 @@ from attention_contract.schemas.openai import Embedding, EmbeddingRequest, Embed
 from attention_contract.schemas.prompts import Message
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import wide
-from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
-from attention_service.models.answers.vector_steps import DenseLayer, normalized
+from attention_service.models.answers.embeddings.sentence_settings import SentenceSettings, read_sentence_settings
+from attention_service.models.answers.embeddings.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.pass_memory import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -10,8 +10,8 @@ from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.core.cancellation import checkpoint
-from attention_service.models.answers.pairs.pair_similarity import images_of
-from attention_service.models.answers.text_embeddings import EmbeddingPlan, passes_of, plan_texts, vectors_of
+from attention_service.models.answers.embeddings.pair_similarity import images_of
+from attention_service.models.answers.embeddings.text_embeddings import EmbeddingPlan, passes_of, plan_texts, vectors_of
 from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_ran

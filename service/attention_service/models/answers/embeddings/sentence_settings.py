@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_service.models.answers.vector_steps import DenseLayer, VectorStep, activation_of, normalized
+from attention_service.models.answers.embeddings.vector_steps import DenseLayer, VectorStep, activation_of, normalized
 
 POOLING_MODES: Final = "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
 _FLAGS: Final = {

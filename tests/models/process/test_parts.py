@@ -58,7 +58,8 @@ VARIANTS = {
 CASES = {name: (name, fields) for name, fields in REQUESTS.items()} | VARIANTS
 NOT_RUN = {
     "chat": "generates as complete does", "respond": "generates as complete does", "transcribe": "generates, too",
-    "rerank": "tests/models/answers/embeddings/test_pair_scores.py", "score": "tests/models/answers/embeddings/test_pair_scores.py",
+    "rerank": "tests/models/answers/embeddings/test_pair_scores.py",
+    "score": "tests/models/answers/embeddings/test_pair_scores.py",
     "adapt": "reads a file", "forget": "runs nothing",
 }  # fmt: skip
 

@@ -35,7 +35,6 @@ from attention_service.models.passes.attention_pass import (
 from attention_service.models.passes.device_heads import DeviceHeads
 from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.joined_calls import JoinedCalls
-from attention_service.models.passes.layer_turns import LayerTurns
 from attention_service.models.passes.module_taps import (
     CHOSEN,
     MODULE_TAPS,
@@ -45,7 +44,7 @@ from attention_service.models.passes.module_taps import (
     dense_keys,
     seen_keys,
 )
-from attention_service.models.passes.ways import AttentionWay
+from attention_service.models.passes.ways import AttentionWay, LayerTurns
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.compute import tap_results
 from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel, least_bytes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.client.tiny_models import tokenizer
-from tests.models.answers import sentence_folders
+from tests.models.answers.embeddings import sentence_folders
 from tests.models.answers.embeddings.sentence_folders import GENERATIONS, marked
 from tests.models.small_models import device, eager
 from tokenizers.processors import TemplateProcessing

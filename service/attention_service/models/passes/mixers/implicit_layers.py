@@ -16,7 +16,6 @@ from attention_contract.schemas.models import LayerKind
 from attention_service.core.tensors import product
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.growing_rotations import GrowingRotations
-from attention_service.models.passes.layer_turns import LayerTurns
 from attention_service.models.passes.mixers.mixer_rules import (
     RULES,
     MixerRule,
@@ -33,7 +32,7 @@ from attention_service.models.passes.mixers.mixer_rules import (
 from attention_service.models.passes.module_hooks import State, after, before, within_calls
 from attention_service.models.passes.observed.observed_attention import SeenLayer
 from attention_service.models.passes.observed.own_functions import Sight
-from attention_service.models.passes.ways import AttentionWay
+from attention_service.models.passes.ways import AttentionWay, LayerTurns
 from attention_transformers.model_layers import AttentionModule, LayerKey, layered
 
 TAPS: Final = frozenset({"v", "weights", "context"})

@@ -23,9 +23,8 @@ from attention_service.models.passes.attention_pass import (
     problem_of,
 )
 from attention_service.models.passes.growing_rotations import GrowingRotations
-from attention_service.models.passes.layer_turns import LayerTurns
 from attention_service.models.passes.observed.own_functions import Sight, watching
-from attention_service.models.passes.ways import AttentionWay
+from attention_service.models.passes.ways import AttentionWay, LayerTurns
 from attention_service.runtime.operations.compute import tap_results
 from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import AttentionModule, LayerKey

@@ -57,7 +57,8 @@ class Fit(Generic[InfoT]):
 
     def tell(self, share: float) -> None:
         """Note the share of it that is done."""
-        self.info = self.info.model_copy(update={"progress": share})
+        info: Any = self.info  # of three types, which mypy joins
+        self.info = info.model_copy(update={"progress": share})
 
 
 class RunningFits(Generic[InfoT]):
@@ -122,9 +123,10 @@ class RunningFits(Generic[InfoT]):
         """Describe a stored one of the caller with its arrays, whose names begin so, as a field."""
         owner = owner_of_recordings()
         path = await self.runner.in_thread(partial(self.store.path, fitted, owner))
-        info = await self.runner.in_thread(partial(self.store.get, fitted, owner))
+        info: Any = await self.runner.in_thread(partial(self.store.get, fitted, owner))
         arrays = await self.runner.in_thread(partial(arrays_by_layer, path, prefix))
-        return info.model_copy(update={field: arrays})
+        described: InfoT = info.model_copy(update={field: arrays})
+        return described
 
     async def delete(self, fitted: str) -> None:
         """Remove one, or stop its fit. Raises the error of its kind."""

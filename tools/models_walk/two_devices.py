@@ -41,6 +41,7 @@ _EDITS: Final = [
     {"tap": "weights", "heads": [1], "keys": [0], "set": 0, "renormalize": True},
     {"tap": "context", "heads": [0], "scale": 0.5},
     {"tap": "v", "keys": [1], "add": 0.25},
+    {"tap": "k", "heads": [1], "scale": 0.5},
 ]
 _GENERATED: Final = {"model": "m", "prompt": _TEXT, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
 _LOOK: Final = {"layers": "all", "statistics": ["entropy", "max_weight"], "weights": True, "top_k": 2}
@@ -49,14 +50,27 @@ _ABOUT: Final = {"tokens": _TEXT, "layers": "all"}
 _STATES: Final = {"0": [{"tap": "mlp", "add": 0.5}], "1": [{"tap": "hidden", "scale": 2}]}
 _HEADS: Final = {"layer": 0, "heads": [0, 1]}, {"layer": 1, "heads": [0, 1], "parts": ["q"]}
 _SHARED: Final = {"prompt": [_TEXT, _TEXT[:3], _TEXT[2:]], "attention": _LOOK | {"edits": {"0": _EDITS[1:2]}}}
+_OF_HEADS: Final = [
+    {"tap": "q", "heads": [3], "add": 0.5},
+    {"tap": "scores", "heads": [0, 2], "queries": [5], "add": 0.25},
+    {"tap": "weights", "heads": [2], "keys": [0], "scale": 0.5},
+]
+_CHANGED: Final = {
+    "wrt": ["q", "v", "weights"], "of": _OF, "select": {"heads": [2], "queries": [5]}, "edits": {"1": _OF_HEADS}
+}  # fmt: skip
 QUESTIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "logits": ("forward", {"tokens": _TEXT, "return": ["logits"]}),
     "taps": ("forward", _ABOUT | {"return": _TAPS}),
     "edited": ("forward", _ABOUT | {"return": ["logits", "hidden"], "edits": {"1": _EDITS}}),
     "states": ("forward", {"tokens": _TEXT, "return": ["logits"], "edits": _STATES}),
     "router": ("forward", _ABOUT | {"return": ["router"], "edits": {"1": [{"tap": "router", "scale": 0.5}]}}),
+    "heads": ("forward", _ABOUT | {"return": _TAPS[:7], "select": {"heads": [3, 0]}, "edits": {"1": _OF_HEADS}}),
+    "kept": ("forward", {"tokens": _TEXT, "return": ["logits"], "keep": True}),
     "weights": ("weights", _ABOUT | {"statistics": _STATISTICS, "select": {"heads": [1, 0]}, "top_k": 3}),
+    "mean": ("weights", _ABOUT | {"average_heads": True, "select": {"heads": [2, 3, 0]}, "edits": {"1": _OF_HEADS}}),
+    "changed": ("weights", _ABOUT | {"compare": "unedited", "return_weights": True, "edits": {"0": _EDITS}}),
     "gradients": ("gradients", _ABOUT | {"wrt": ["embeddings", *_TAPS[:7], "hidden"], "of": _OF}),
+    "gradients of heads": ("gradients", _ABOUT | _CHANGED),
     "effects": (
         "effects",
         {"tokens": _TEXT, "sweep": {"tap": "context", "over": ["layers", "heads"], "set": 0}, "of": _OF},

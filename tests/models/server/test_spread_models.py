@@ -21,7 +21,7 @@ LOOK = {"layers": "all", "heads": [3, 0], "statistics": ["entropy", "received"],
 QUESTIONS = {
     "forward": {"text": TEXT, "return": [*TAPS, "logits"], "layers": "all", "edits": EDITS},
     "weights": {"text": TEXT, "layers": "all", "statistics": ["entropy", "received"], "select": {"heads": [3, 1]}},
-    "gradients": {"text": TEXT, "wrt": ["embeddings", *TAPS[:7]], "layers": "all", "of": OF},
+    "gradients": {"text": TEXT, "wrt": ["embeddings", *TAPS[:7]], "layers": "all", "of": OF, "check": True},
     "effects": {"text": TEXT, "sweep": {"tap": "context", "over": ["layers", "heads"], "set": 0}, "of": OF},
     "lens": {"text": TEXT, "of": ["hidden", "output", "heads"], "targets": [" dog"], "top_k": 2},
     "context": {"sources": [{"text": "The cat sat."}, {"text": " The dog ran."}], "answer": " The cat."},

@@ -36,6 +36,7 @@ from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.float64_runs import in_float64
+from attention_service.models.passes.module_taps import MODULE_TAPS
 from attention_service.models.passes.points import EMBEDDINGS, STATES, Point
 from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.operations.central_differences import (
@@ -148,7 +149,7 @@ class ModelGradients:
         return valid(ModelGradientsReply, fields | about)
 
     def by_part(self, parts: Sequence[range]) -> Iterator[dict[Point, Tensor]]:
-        """Yield gradient · tensor at each point, of each part of the answer, from one graph."""
+        """Yield gradient · embeddings and, by head, Σ gradient · context of each part of the answer, from one graph."""
         self._runs.objective = replace(self._runs.objective, parts=parts)
         run = self._runs.run()
         self.kernels = run.attention_pass.kernels
@@ -160,7 +161,11 @@ class ModelGradients:
             gradients = pullback(
                 [run.value], [run.at[point] for point in points], [upstream], keep=index < len(parts) - 1
             )
-            yield {point: x * run.at[point].detach() for point, x in zip(points, gradients, strict=True)}
+            products = {point: x * run.at[point].detach() for point, x in zip(points, gradients, strict=True)}
+            yield {
+                point: x if point == EMBEDDINGS else run.attention_pass.of_all_heads(point[0], _by_head(x))
+                for point, x in products.items()
+            }
 
     def _of_layer(
         self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]
@@ -171,14 +176,19 @@ class ModelGradients:
         point = (place.key, "context")
         if self._request.by_head and point in gradients:  # by default, where it is seen
             effect = gradients[point] * run.at[point].detach()
-            fields["heads"] = array(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
+            fields["heads"] = array(run.attention_pass.of_all_heads(place.key, _by_head(effect)))
             if place.mixes != "attention" and may_be_normed(effect) and (yield from self._is_normed(place)):
                 fields["heads_normed"] = True
         of_layer: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
+        selection, batched = self._selections[place.key], self.checked.several(place)
+        divided = run.attention_pass.divided(place.key, selection.heads, batched=batched)
+        own = selection if divided is None else replace(selection, heads=divided.own)
         for tap in self._taps:
-            problem, selection = run.attention_pass.problems[place.key], self._selections[place.key]
-            of_layer[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
+            problem = run.attention_pass.problems[place.key]
+            of_layer[tap] = narrow(gradients[place.key, tap], tap, problem, selection if tap in MODULE_TAPS else own)
         arrays = {name: (states if name in {"hidden", "mlp", "router"} else array)(x) for name, x in of_layer.items()}
+        if divided is not None and (by_head := [tap for tap in self._taps if tap not in MODULE_TAPS]):
+            arrays |= divided.of_all_chosen({tap: arrays[tap] for tap in by_head})
         return valid(LayerGradients, fields | {"gradients": arrays})
 
     def _is_normed(self, place: AttentionPlace) -> Passes[bool]:
@@ -209,14 +219,19 @@ class ModelGradients:
         yield from self._time.between(BACKWARD)
         with in_float64(self._loaded.model):
             run = self._runs.run()
-            gradients = differentiated(run)
-            base = {point: x.detach() for point, x in run.at.items()}
+            gradients = {point: self._whole(run, point, x) for point, x in differentiated(run).items()}
+            base = {point: self._whole(run, point, x.detach()) for point, x in run.at.items()}
             rounding = _ROUNDING * max(1.0, float(run.value.detach().abs().sum()))
             del run
         checks = {}
         for point, x in base.items():
             checks[_name(point)] = yield from self._check(point, x, gradients[point], rounding)
         return checks
+
+    def _whole(self, run: GraphRun, point: Point, x: Tensor) -> Tensor:
+        """What stands at a point, with the heads of all devices."""
+        by_head = point[1] in self._traced and point[1] not in MODULE_TAPS
+        return run.attention_pass.of_all_heads(point[0], x) if by_head else x
 
     def _check(self, point: Point, base: Tensor, gradient: Tensor, rounding: float) -> Passes[GradientCheck]:
         generator = torch.Generator().manual_seed(0)
@@ -254,6 +269,11 @@ class ModelGradients:
 
 _DIRECTIONS: Final = 2
 """Directions at each point."""
+
+
+def _by_head(effect: Tensor) -> Tensor:
+    """The sum of an effect ``[B, H, L, Dv]`` by head."""
+    return effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32))
 
 
 def _name(point: Point) -> str:

@@ -21,6 +21,7 @@ from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.problem import Problem, Selection, Widths
 from attention_service.core.tensors import pick, torch_dtype_name
+from attention_service.models.passes.device_heads import HEADS, DeviceHeads, DividedHeads
 from attention_service.models.passes.module_taps import CHOSEN_SHARE, GATE, INDEX_SCORES, MODULE_TAPS, chosen_share
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics
@@ -68,6 +69,8 @@ class LayerTask:
     """The taps to keep with their gradients' graph."""
     put: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors to put in the place of whole taps, after the edits."""
+    divided: DividedHeads | None = None
+    """The heads of this device, of a task that is for these alone."""
 
     @property
     def asks(self) -> bool:
@@ -117,6 +120,9 @@ class OwnTexts(NamedTuple):
 class AttentionPass:
     """One run of a model, or several: what is asked of its layers, and what was found."""
 
+    sees_all_heads = False
+    """True if ``saw`` takes the heads of all devices."""
+
     def __init__(self, tasks: Mapping[LayerKey, LayerTask], own: Sequence[OwnTexts] = ()) -> None:
         """``own``: the texts of requests with edits, in a pass that several share."""
         self.tasks = tasks
@@ -130,6 +136,8 @@ class AttentionPass:
         self.problems: dict[LayerKey, Problem] = {}
         """The attentions of those layers."""
         self._results: dict[LayerKey, Fields] = {}
+        self._divided: dict[LayerKey, DividedHeads] = {}
+        """The layers of whose results each device has those of its own heads."""
         self._waiting: dict[Hashable, list[Inspected]] = {}
 
     def take(self) -> dict[LayerKey, Fields]:
@@ -138,6 +146,8 @@ class AttentionPass:
             self._inspect(alike)
         self._waiting.clear()
         results, self._results = self._results, {}
+        for layer in sorted(results.keys() & self._divided.keys(), key=str):  # in all processes alike
+            results[layer] = self._divided[layer].of_all(results[layer])
         return results
 
     @property
@@ -176,6 +186,24 @@ class AttentionPass:
     def task(self, layer: LayerKey) -> LayerTask:
         """Return the task at a layer."""
         return self.tasks.get(layer, NOTHING)
+
+    def own_task(self, layer: LayerKey, share: DeviceHeads, heads: int) -> LayerTask:
+        """Return the task at a layer for the heads of this device, which has so many; ``take`` has those of all."""
+        task = self.task(layer)
+        averaged = task.average_heads or (task.weights is not None and bool(task.weights.average_heads))
+        chosen, dim = task.selection.heads, HEADS if task.batched else HEADS - 1
+        divided = self._divided[layer] = DividedHeads(share, heads, chosen, dim, averaged)
+        return replace(task, divided=divided, selection=replace(task.selection, heads=divided.own))
+
+    def divided(self, layer: LayerKey, chosen: Sequence[int] | None, *, batched: bool) -> DividedHeads | None:
+        """Return these heads of a layer of which this device has its own alone; None if it has all."""
+        divided = self._divided.get(layer)
+        return None if divided is None else divided._replace(chosen=chosen, dim=HEADS if batched else HEADS - 1)
+
+    def of_all_heads(self, layer: LayerKey | None, x: Tensor, dim: int = HEADS) -> Tensor:
+        """Return a result of a layer with the heads of all devices."""
+        divided = None if layer is None else self._divided.get(layer)
+        return x if divided is None else divided.share.whole(x, dim)
 
     def concerns(self, layer: LayerKey) -> bool:
         """Return True if anything is asked or changed at a layer, or its inputs are noted."""
@@ -235,7 +263,8 @@ class AttentionPass:
         many, statistics = len(alike), task.statistics
         bound = bound_to(raw, batched=True, layers=many)
         device, dtype = raw.query.device, raw.query.dtype
-        edits = compute.bind_edits(task.edits, device, dtype, real_keys=True) if task.edits else ()
+        bound_whole = compute.bind_edits(task.edits, device, dtype, real_keys=True) if task.edits else ()
+        edits = _of_own_heads(task, bound_whole, raw.key.shape[1])
         operation = Inspection(
             bound, task.weights, task.selection, statistics.repeated(many), task.keys, task.before, with_context
         )
@@ -373,10 +402,12 @@ def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> Boun
     return raw_request(raw.spec, widths_of(raw), dtype, sizes, mask_dtype=mask_dtype, batched=batched)
 
 
-def bound_edits(task: LayerTask, like: Tensor, of: Collection[str] | None = None) -> Sequence[BoundEdit]:
+def bound_edits(
+    task: LayerTask, like: Tensor, of: Collection[str] | None = None, kv_heads: int = 1
+) -> Sequence[BoundEdit]:
     """The edits of a layer on the device, of the taps that its attention function makes, or of these.
 
-    States are edited behind the modules that make them (``points``).
+    States are edited behind the modules that make them (``points``). ``kv_heads``: those of its keys and values here.
     """
 
     def concerns(tap: str) -> bool:
@@ -384,7 +415,14 @@ def bound_edits(task: LayerTask, like: Tensor, of: Collection[str] | None = None
 
     inner = [edit for edit in task.edits if concerns(edit.tap)]
     put = [BoundEdit(tap, value=value) for tap, value in task.put.items() if concerns(tap)]
-    return [*compute.bind_edits(inner, like.device, like.dtype, real_keys=True), *put]
+    edits = [*compute.bind_edits(inner, like.device, like.dtype, real_keys=True), *put]
+    return _of_own_heads(task, edits, kv_heads)
+
+
+def _of_own_heads(task: LayerTask, edits: Sequence[BoundEdit], kv_heads: int) -> Sequence[BoundEdit]:
+    """The edits of a layer as they apply to the heads that its task is for."""
+    divided = task.divided
+    return edits if divided is None else divided.share.own_edits(edits, divided.heads, kv_heads)
 
 
 def problem_of(raw: RawAttentionInputs) -> Problem:

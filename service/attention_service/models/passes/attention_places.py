@@ -199,6 +199,8 @@ def turns_of(module: nn.Module, places: Iterable[AttentionPlace]) -> int:
 class _Sizes(AttentionPass):
     """A pass that notes the inputs of each attention."""
 
+    sees_all_heads = True
+
     def __init__(self) -> None:
         super().__init__({})
         self.seen: dict[LayerKey, RawAttentionInputs] = {}

@@ -1,16 +1,17 @@
 """The heads of one device, where a model is spread over several: each has the same number of heads of every attention.
 
-The process of each device runs the same model on the same inputs at the same time. A layer that is only to attend
-attends with its own heads. One of which more is asked has all heads in every process, so that what is asked of it is
-answered as on one device: queries, keys and values are gathered on the way in (``whole``), and the context of the
-device's own heads is taken on the way out (``own``). The gradient of one is the other, so that a tap between them has
-its whole gradient in every process.
+The process of each device runs the same model on the same inputs at the same time, and inspects and edits its own heads
+alone. What was found of them is put together at the end of a pass (``DividedHeads``), and so are gradients by head. A
+tap that is made beside the attention itself has all heads in every process instead: it is gathered on the way in
+(``whole``), and that of the device's own heads is taken on the way out (``own``). The gradient of one is the other, so
+that a tap between them has its whole gradient in every process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
@@ -18,10 +19,13 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.edits import BoundEdit, narrowed
 from attention_service.core.problem import Selection
 from attention_service.models.passes.module_hooks import State
+from attention_service.models.passes.module_taps import MODULE_TAPS
 from attention_transformers.function_calls import RawAttentionInputs
 
 HEADS: Final = 1
 """The dimension of heads in what an attention takes and makes."""
+_WITHOUT_HEADS: Final = MODULE_TAPS | {"queries"}
+"""The results of a layer that each device has whole."""
 
 
 class DeviceHeads(NamedTuple):
@@ -80,8 +84,14 @@ class DeviceHeads(NamedTuple):
 
     def own_edits(self, edits: Sequence[BoundEdit], heads: int, kv_heads: int) -> list[BoundEdit]:
         """Return the edits of all heads as they apply to those of this device, which has so many."""
-        own = tuple(range(self.rank * heads, (self.rank + 1) * heads))
+        own = range(self.rank * heads, (self.rank + 1) * heads)
         return narrowed(edits, Selection(heads=own), heads * self.devices, kv_heads * self.devices)
+
+    def of_all(self, x: Any) -> list[Any]:
+        """Return what each device has in the place of an object on the host."""
+        parts: list[Any] = [None] * self.devices
+        distributed.all_gather_object(parts, x)
+        return parts
 
     def _gathered(self, x: Tensor, dim: int) -> Tensor:
         sent = (x.to(torch.uint8) if x.dtype == torch.bool else x).detach().contiguous()
@@ -92,6 +102,66 @@ class DeviceHeads(NamedTuple):
     def _taken(self, x: Tensor, dim: int) -> Tensor:
         size = x.shape[dim] // self.devices
         return x.narrow(dim, self.rank * size, size)
+
+
+class DividedHeads(NamedTuple):
+    """The heads of an attention of which each device answers for its own."""
+
+    share: DeviceHeads
+    heads: int
+    """Those of each device."""
+    chosen: Sequence[int] | None = None
+    """The ones that are asked for, among those of all devices; None for all."""
+    dim: int = HEADS
+    averaged: bool = False
+    """True if the weights to return are the mean of the chosen heads."""
+
+    @property
+    def own(self) -> tuple[int, ...] | None:
+        """The chosen ones of this device; the first one if there is none."""
+        return None if self.chosen is None else self._of(self.share.rank) or (0,)
+
+    def of_all(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the results of all devices, from those of this one on the host."""
+        parts = self.share.of_all(found)
+        return {name: self._joined(name, [part[name] for part in parts]) for name in found}
+
+    def of_all_chosen(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arrays of the chosen heads of all devices, with the same nesting."""
+        whole: dict[str, Any] = self._stacked(self.share.of_all(found), narrowed=True)
+        return whole
+
+    def _stacked(self, parts: Sequence[Any], *, narrowed: bool) -> Any:
+        """Arrays of all devices as one. ``narrowed``: they have the chosen heads alone."""
+        if isinstance(parts[0], Mapping):
+            return {key: self._stacked([part[key] for part in parts], narrowed=narrowed) for key in parts[0]}
+        whole = np.concatenate(parts, self.dim)
+        return whole.take(self._places, self.dim) if narrowed and self.chosen is not None else whole
+
+    def _joined(self, name: str, parts: Sequence[Any]) -> Any:
+        if name in _WITHOUT_HEADS:
+            return parts[0]
+        if name == "differences":
+            return {key: self._joined(key, [part[key] for part in parts]) for key in parts[0]}
+        if name == "weights" and self.averaged:
+            counts = [self.heads if self.chosen is None else len(self._of(rank)) for rank in range(len(parts))]
+            mean = sum(count * part.astype(np.float64) for count, part in zip(counts, parts, strict=True))
+            return np.asarray(mean / sum(counts)).astype(parts[0].dtype)
+        return self._stacked(parts, narrowed=name not in {"statistics", "whole"})
+
+    def _of(self, rank: int) -> tuple[int, ...]:
+        """The chosen heads of a device, counted from its first."""
+        return tuple(head - rank * self.heads for head in self.chosen or () if head // self.heads == rank)
+
+    @property
+    def _places(self) -> list[int]:
+        """The places of the chosen heads among those that the devices return one behind the other."""
+        by_device = [self._of(rank) for rank in range(self.share.devices)]
+        begins = np.cumsum([0, *(max(1, len(own)) for own in by_device)]).tolist()
+        return [
+            begins[head // self.heads] + by_device[head // self.heads].index(head % self.heads)
+            for head in self.chosen or ()
+        ]
 
 
 def own_part(x: Tensor) -> Tensor:

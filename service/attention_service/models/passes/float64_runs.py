@@ -42,7 +42,8 @@ def in_float64(model: PreTrainedModel) -> Iterator[None]:
     by one, since PyTorch's grouped products have no float64.
     """
     experts: Any = getattr(model.config, "_experts_implementation", None)
-    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    every = (*model.parameters(), *model.buffers())
+    held = [getattr(x, "_local_tensor", x) for x in every if x.is_floating_point()]  # the part on this device
     former = [tensor.data for tensor in held]
     try:
         model.set_experts_implementation("eager")

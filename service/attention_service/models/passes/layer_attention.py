@@ -175,18 +175,21 @@ class LayerAttention(AttentionWay):
         layer, attention_pass = self.turns.layer_of(module), self._pass
         call = attention_call(module, query, key, value, mask, **options)
         raw = call.raw(whole=attention_pass is not None)  # its labels name the last keys too, which no query may see
-        share = None
+        share: DeviceHeads | None = None
+        whole: DeviceHeads | None = None
         if self.share is not None and attention_pass is not None and attention_pass.concerns(layer):
             share = self.share_of(module, raw.query.shape[1])
-            raw = raw if share is None else share.whole_attention(raw)
+            if share is not None and attention_pass.sees_all_heads:
+                raw, whole, share = share.whole_attention(raw), share, None
         if attention_pass is not None:
             attention_pass.saw(layer, raw, options.get("sliding_window"))
-        context = self._context(module, layer, raw, attention_pass)
+        context = self._context(module, layer, raw, attention_pass, share)
         for own in () if attention_pass is None else attention_pass.own:
             if own.attention_pass.edits(layer):
-                context[own.rows, :, own.tokens] = self._context(module, layer, own.inside(raw), own.attention_pass)
-        if share is not None:
-            context = share.own(context)
+                inside = own.inside(raw)
+                context[own.rows, :, own.tokens] = self._context(module, layer, inside, own.attention_pass, share)
+        if whole is not None:
+            context = whole.own(context)
         output = context.transpose(1, 2).contiguous()
         if self.beside.running:
             self.beside.attended(module, layer, output)
@@ -235,14 +238,20 @@ class LayerAttention(AttentionWay):
         return x if share is None else share.own(x)
 
     def _context(
-        self, module: nn.Module, layer: LayerKey, raw: RawAttentionInputs, attention_pass: AttentionPass | None
-    ) -> Tensor:
-        """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
+        self, module: nn.Module, layer: LayerKey, raw: RawAttentionInputs, attention_pass: AttentionPass | None,
+        share: DeviceHeads | None,
+    ) -> Tensor:  # fmt: skip
+        """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass.
+
+        ``share``: given if these are the heads of this device, each of which answers for its own.
+        """
         task = NOTHING if attention_pass is None else attention_pass.task(layer)
+        if share is not None and attention_pass is not None:
+            task = attention_pass.own_task(layer, share, raw.query.shape[1])
         real = task.key_mask
         if real is not None and raw.key_mask is None and real.shape[1] == raw.key.shape[2]:  # an eager mask tells none
             raw.key_mask = real
-        edits = bound_edits(task, raw.query) if task.edits or task.put else ()
+        edits = bound_edits(task, raw.query, kv_heads=raw.key.shape[1]) if task.edits or task.put else ()
         name, kernel = self.kernel(raw, edits=bool(edits))
         problem = problem_of(raw)
         if attention_pass is None:

@@ -168,6 +168,8 @@ def test_generations_step_in_both_and_one_clock_tells_which_step_is_the_last():
     other = prepared(model).run()
     other.leave()
     assert [one.left for one in made[2:]] == [True, True]
+    running.leave()  # one whose answer could not be written
+    assert [one.left for one in made[:2]] == [False, False]
 
 
 def test_questions_share_a_pass_by_their_numbers():

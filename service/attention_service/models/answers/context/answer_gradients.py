@@ -47,8 +47,8 @@ def answer_gradients(loaded: LoadedModel, plan: ContextPlan, heads: int) -> Pass
         columns.append(
             torch.stack([by_token[source.tokens.start : source.tokens.stop].sum() for source in plan.sources])
         )
-        for (layer, _), product in by_point.items():
-            own = product.sum((0, 2, 3), dtype=torch.promote_types(product.dtype, torch.float32))  # [H]
+        for (layer, _), effect in by_point.items():
+            own = effect.sum(0)  # [H]
             effects[layer or 0] = effects[layer or 0] + own if (layer or 0) in effects else own
     ranked = [
         HeadEffect(layer, head, effect) for layer, row in effects.items() for head, effect in enumerate(row.tolist())

@@ -48,14 +48,14 @@ class ContextAttention(AttentionPass):
         by_source = torch.stack(
             [weights[..., source.tokens.start : source.tokens.stop].sum(-1) for source in self._plan.sources]
         )
-        by_sentence = self._by_sentence(by_source)  # [S, H, A]
+        by_sentence = self.of_all_heads(layer, self._by_sentence(by_source), 1)  # [S, H, A]
         total = by_sentence.sum(1)
         self._total = total if self._total is None else self._total + total
-        self._heads += weights.shape[0]
+        self._heads += by_sentence.shape[1]
         for head in self._chosen.get(layer, ()):
             self.of_heads[layer, head] = by_sentence[:, head]
         if self._looks_back:
-            self.lookback[layer] = self._by_sentence(self._ratios(weights))
+            self.lookback[layer] = self.of_all_heads(layer, self._by_sentence(self._ratios(weights)), 0)
 
     def _by_sentence(self, x: Tensor) -> Tensor:
         """The mean of ``[…, T]`` over the tokens of each sentence: ``[…, A]``."""

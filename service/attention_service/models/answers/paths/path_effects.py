@@ -136,8 +136,9 @@ class EffectsOfPaths:
         tasks = {place.key: LayerTask(key_mask=self._key_mask(place, many))}
         resumed = Resumed(kept, first, many, states=states, end=first + 1)
         spec = RunSpec(AttentionPass(tasks), keep=[point], resumed=resumed)
-        at = loaded.runner.run(self.runs.arguments(many), spec).at
-        clean, *parts = at[point].detach().chunk(many)  # [B, H, L, D]
+        run = loaded.runner.run(self.runs.arguments(many), spec)
+        received = run.attention_pass.of_all_heads(place.key, run.at[point].detach())
+        clean, *parts = received.chunk(many)  # [B, H, L, D]
         changed = dict(zip(sent, parts, strict=True))
         rows = clean.repeat(len(ends), 1, 1, 1).view(len(ends), *clean.shape)
         for row, (sender, end) in zip(rows, ends, strict=True):

@@ -30,7 +30,7 @@ from attention_service.models.generation.decoding.row_edits import RowEdits
 from attention_service.models.generation.decoding.token_attention import PassWeights, TokenAttention, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import problem_of
-from attention_service.models.passes.device_heads import DeviceHeads
+from attention_service.models.passes.device_heads import DeviceHeads, DividedHeads
 from attention_service.models.passes.layer_attention import LayerAttention
 from attention_service.models.passes.points import Point, Points
 from attention_transformers.function_calls import attention_call
@@ -187,11 +187,9 @@ class DecodeAttention:
             if looks or hears:
                 last = last_query(module, query, key, value, attention_mask, options)
                 own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1) if edits else edits
-                if self._core.share is not None and (share := self._core.share_of(module, query.shape[1])) is not None:
-                    _tell_whole(layer, row, share.whole(weights_of(last, Selection(), own)), told)
-                    hears, looks = False, []
+                share = None if self._core.share is None else self._share_of(module, layer, query)
                 if hears and row.heard is not None:
-                    row.heard.see(layer, last, own)
+                    row.heard.see(layer, last, own, share)
                 shared = last if not BY_QUERY.isdisjoint(options) and _has(options, BY_QUERY) else attention_mask
                 for look in looks:
                     told.see(look, layer, last, own, shared)
@@ -210,8 +208,15 @@ class DecodeAttention:
         if layer is None or self._pass_weights is None or self._ends is None or not _looked_at(layer, self._rows):
             return
         asked = last_queries(module, query, key, value, mask, options, self._ends)
-        share, weights = self._core.share_of(module, query.shape[1]), weights_of(asked, Selection())
-        _tell(layer, self._rows, weights if share is None else share.whole(weights), self._pass_weights)
+        self._share_of(module, layer, query)
+        _tell(layer, self._rows, weights_of(asked, Selection()), self._pass_weights)
+
+    def _share_of(self, module: nn.Module, layer: LayerKey, query: Tensor) -> DeviceHeads | None:
+        """The part of all heads that a call has, as the weights of the pass learn; None if it has all."""
+        share = self._core.share_of(module, heads := query.shape[1])
+        if share is not None and self._pass_weights is not None:
+            self._pass_weights.divide(layer, DividedHeads(share, heads))
+        return share
 
     def _inside(
         self, module: nn.Module, row: TextRow, layer: LayerKey, query: Tensor, key: Tensor
@@ -258,7 +263,7 @@ class DecodeAttention:
             weights, context = _weighed(query, part, options.get("scaling"), bias)
         if layer is None:
             return context
-        share = None if self._core.share is None else self._core.share_of(module, query.shape[1])
+        share = None if self._core.share is None else self._share_of(module, layer, query)
         for at in edited:
             seen = part.seen[at]
             row = rows[at]
@@ -271,10 +276,10 @@ class DecodeAttention:
             if weights is not None and one[1] is not None:
                 weights[at] = nn.functional.pad(one[1][0], (seen.start, weights.shape[-1] - seen.stop))
         if weights is not None and self._pass_weights is not None:
-            weights = weights if share is None else share.whole(weights)
+            heard = share.whole(weights) if hearing and share is not None else weights
             for at, row in enumerate(rows):
                 if row.heard is not None and row.heard.wants(layer):
-                    row.heard.take(layer, weights[at, :, 0, : part.seen[at].stop])
+                    row.heard.take(layer, heard[at, :, 0, : part.seen[at].stop])
                 if part.encoded:  # of an encoder's tokens, each text has its own alone
                     _tell(layer, [row], weights[at : at + 1, ..., : part.seen[at].stop], self._pass_weights)
             if not part.encoded:
@@ -348,13 +353,6 @@ def _tell(layer: LayerKey, rows: Sequence[TextRow], weights: Tensor, pass_weight
     """Give the weights ``[R, H, 1, K]`` of a layer to the reports of these texts."""
     for number in range(max(len(row.looks) for row in rows)):
         pass_weights.add(layer, [row.looks[number] if number < len(row.looks) else None for row in rows], weights)
-
-
-def _tell_whole(layer: LayerKey, row: TextRow, weights: Tensor, told: PassWeights) -> None:
-    """Give the weights ``[1, H, 1, K]`` of a layer's last query to those who ask for them of a text."""
-    if row.heard is not None and row.heard.wants(layer):
-        row.heard.take(layer, weights[0, :, 0])
-    _tell(layer, [row], weights, told)
 
 
 def _has(options: Mapping[str, Any], names: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ from attention_service.core.inspection.time_warping import warped_frames
 from attention_service.core.inspection.weights import weights_of
 from attention_service.core.problem import Problem, Selection
 from attention_service.models.inputs.input_stacks import Seconds
+from attention_service.models.passes.device_heads import DeviceHeads
 from attention_transformers.model_layers import LayerKey
 
 
@@ -47,8 +48,11 @@ class HeardFrames:
         """True if a layer has alignment heads."""
         return layer in self._heads
 
-    def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit]) -> None:
-        """Take the problem of the last query of a layer in a pass."""
+    def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit], share: DeviceHeads | None = None) -> None:
+        """Take the problem of the last query of a layer in a pass. ``share``: given if it has a part of the heads."""
+        if share is not None:
+            self.take(layer, share.whole(weights_of(last, Selection(), edits))[0, :, 0])
+            return
         weights = weights_of(last, Selection(heads=self._heads[layer]), edits)
         self._pass[layer] = weights[0, :, 0, self._frames].float().cpu()
 

@@ -22,6 +22,7 @@ from attention_service.core.problem import Problem, Selection
 from attention_service.core.tensors import to_numpy
 from attention_service.models.inputs.input_stacks import span_middle
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
+from attention_service.models.passes.device_heads import DividedHeads
 from attention_transformers.model_layers import LayerKey
 
 NamedTokens = tuple[tuple[str, tuple[int, ...]], ...]
@@ -34,10 +35,16 @@ class PassWeights:
     """The weights of the last query of each text and layer in one pass."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, list[tuple[TokenAttention, LayerKey, Problem]]] = {}
+        self._waiting: dict[tuple[Any, ...], list[tuple[TokenAttention, LayerKey, Problem]]] = {}
         """Small problems that are alike, whose weights are computed at once."""
         self._weights: list[tuple[LayerKey, Sequence[TokenAttention | None], Tensor, bool]] = []
         """Layer by layer, the texts and their weights ``[R, H, 1, K]``, and True if these are of the asked heads."""
+        self._divided: dict[LayerKey, DividedHeads] = {}
+        """The layers of which this device has its own heads alone."""
+
+    def divide(self, layer: LayerKey, divided: DividedHeads) -> None:
+        """Take in that the problems and weights of a layer are those of its heads on this device."""
+        self._divided[layer] = divided
 
     def see(
         self, look: "TokenAttention", layer: LayerKey, last: Problem, edits: Sequence[BoundEdit], mask: object
@@ -46,15 +53,22 @@ class PassWeights:
 
         ``mask``: equal for layers that have the same mask.
         """
+        divided = self._heads_of(look, layer) if self._divided else None
+        heads = look.heads if divided is None else divided.own
         if edits or last.learned or last.k.numel() > _SMALL:
-            self._weights.append((layer, [look], weights_of(last, Selection(heads=look.heads), edits), True))
+            self._weights.append((layer, [look], weights_of(last, Selection(heads=heads), edits), True))
             return
-        alike = (look.heads, last.q.shape, last.k.shape, last.v.shape, id(last.spec), id(mask))
+        alike = (heads, last.q.shape, last.k.shape, last.v.shape, id(last.spec), id(mask))
         self._waiting.setdefault(alike, []).append((look, layer, last))
 
     def add(self, layer: LayerKey, looks: "Sequence[TokenAttention | None]", weights: Tensor) -> None:
-        """Take the weights ``[R, H, 1, K]`` of all heads of a layer, of several texts."""
+        """Take the weights ``[R, H, 1, K]`` of all heads of a layer here, of several texts."""
         self._weights.append((layer, looks, weights, False))
+
+    def _heads_of(self, look: "TokenAttention", layer: LayerKey) -> DividedHeads | None:
+        """The heads of a layer that a text asks for, if each device has its own."""
+        divided = self._divided.get(layer)
+        return None if divided is None else divided._replace(chosen=look.heads)
 
     def reports(self, tokens: "Mapping[TokenAttention, Sequence[int]]") -> "dict[TokenAttention, list[dict[str, Any]]]":
         """The fields of the schema ``TokensAttention`` of each layer, by text.
@@ -62,7 +76,9 @@ class PassWeights:
         ``tokens``: all that the pass has seen of each text.
         """
         self._compute()
-        groups: dict[Hashable, list[tuple[LayerKey, list[TokenAttention], Tensor]]] = {}
+        if self._divided:  # edits of some heads change the order on their device alone
+            self._weights.sort(key=lambda of_layer: str(of_layer[0]))
+        groups: dict[tuple[Any, ...], list[tuple[LayerKey, list[TokenAttention], Tensor]]] = {}
         for layer, looks, weights, selected in self._weights:
             by_settings: dict[Hashable, list[int]] = {}
             for at, look in enumerate(looks):
@@ -71,30 +87,33 @@ class PassWeights:
             for settings, chosen in by_settings.items():
                 own = [look for at in chosen if (look := looks[at]) is not None]
                 rows = weights if len(chosen) == len(looks) else weights[chosen]
-                if not selected and own[0].heads is not None:
-                    rows = rows[:, list(own[0].heads)]
+                divided = self._heads_of(own[0], layer) if self._divided else None
+                heads = own[0].heads if divided is None else divided.own
+                if not selected and heads is not None:
+                    rows = rows[:, list(heads)]
                 placed = own[0].placed(layer, rows, [len(tokens[look]) for look in own])
-                groups.setdefault((settings, own[0].kind(layer), placed.shape[1]), []).append((layer, own, placed))
+                group = settings, own[0].kind(layer), placed.shape[1], divided
+                groups.setdefault(group, []).append((layer, own, placed))
         by_text: dict[TokenAttention, dict[LayerKey, dict[str, Any]]] = {look: {} for look in tokens}
-        for alike in groups.values():
+        for (*_, divided), alike in groups.items():
             keys = max(weights.shape[-1] for _, _, weights in alike)
             stacked = torch.cat([nn.functional.pad(x, (0, keys - x.shape[-1])) for _, _, x in alike])
             texts = [(layer, look) for layer, looks, _ in alike for look in looks]
             first = texts[0][1]
-            row_fields = first.fields_of(stacked, [tokens[look] for _, look in texts], alike[0][0])
+            row_fields = first.fields_of(stacked, [tokens[look] for _, look in texts], alike[0][0], divided)
             for (layer, look), fields in zip(texts, row_fields, strict=True):
                 by_text[look][layer] = fields
         return {look: [{"layer": layer} | own[layer] for layer in look.layers] for look, own in by_text.items()}
 
     def _compute(self) -> None:
         """Compute the weights that wait."""
-        for alike in self._waiting.values():
+        for (heads, *_), alike in self._waiting.items():
             looks, layers, problems = zip(*alike, strict=True)
             first: Problem = problems[0]
             if len(problems) > 1:
                 q, k, v = (torch.cat([getattr(problem, name) for problem in problems]) for name in ("q", "k", "v"))
                 first = replace(first, q=q, k=k, v=v, mask=_repeated(first.mask, first.q, len(layers)))
-            every_weight = weights_of(first, Selection(heads=looks[0].heads))
+            every_weight = weights_of(first, Selection(heads=heads))
             for look, layer, weights in zip(looks, layers, every_weight.chunk(len(layers)), strict=True):
                 self._weights.append((layer, [look], weights, True))
         self._waiting.clear()
@@ -154,13 +173,19 @@ class TokenAttention:
         missing = lengths[0] - own
         return torch.cat([weights.new_zeros((*weights.shape[:-1], missing)), weights], -1) if missing > 0 else weights
 
-    def fields_of(self, weights: Tensor, tokens: Sequence[Sequence[int]], layer: LayerKey) -> list[dict[str, Any]]:
-        """Tell of ``weights [N, H, 1, K]``, of several texts and layers that are alike; ``tokens``: those of each."""
+    def fields_of(
+        self, weights: Tensor, tokens: Sequence[Sequence[int]], layer: LayerKey, divided: DividedHeads | None = None
+    ) -> list[dict[str, Any]]:
+        """Tell of ``weights [N, H, 1, K]``, of several texts and layers that are alike; ``tokens``: those of each.
+
+        ``divided``: given if the heads are those of this device; told are all that are asked for.
+        """
         place = self._places[layer]
         count, heads, _, keys = weights.shape
         device, dtype = weights.device, torch.promote_types(weights.dtype, torch.float32)
         cross, keys_of = is_cross(layer), place.keys_of
         row_fields: list[dict[str, Any]] = [{} for _ in range(count)]
+        found: dict[str, Any] = {}
         seen = [keys if cross or keys_of != "tokens" else len(row_tokens) for row_tokens in tokens]
         if self._names:
             lengths = torch.tensor([len(row_tokens) for row_tokens in tokens], device=device)[:, None]
@@ -176,18 +201,27 @@ class TokenAttention:
             )
             totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), self._names, inputs)
             totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
-            means = {name: _arrays(mean, dtype) for name, mean in totals.means().items()}
+            found["statistics"] = {name: _arrays(mean, dtype) for name, mean in totals.means().items()}
+        if self._wanted.top_k:
+            top = weights[:, :, 0].to(dtype).topk(min(self._wanted.top_k, keys), -1)
+            names = top.indices.masked_fill(top.values == 0, -1)
+            found["top"] = {"keys": to_numpy(names), "weights": to_numpy(top.values)}
+        if self._wanted.weights:
+            found["weights"] = to_numpy(weights[:, :, 0].to(dtype))
+        if divided is not None:
+            found = divided.of_all_chosen(found)
+        if self._names:
+            means = {name: _numbers(mean) for name, mean in found["statistics"].items()}
             for fields, own_means, own_keys in zip(row_fields, _by_row(means, count), seen, strict=True):
                 by_key = {name: _narrow(own_means[name], own_keys) for name in BY_KEY & own_means.keys()}
                 fields["statistics"] = own_means | by_key
         if self._wanted.top_k:
-            top = weights[:, :, 0].to(dtype).topk(min(self._wanted.top_k, keys), -1)
-            names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), _numbers(top.values, dtype)
+            names, values = found["top"]["keys"], _numbers(found["top"]["weights"])
             for at, fields in enumerate(row_fields):
                 most = min(self._wanted.top_k, seen[at])
                 fields["top_keys"] = {"keys": _narrow(names[at], most), "weights": _narrow(values[at], most)}
         if self._wanted.weights:
-            whole = _numbers(weights[:, :, 0], dtype)
+            whole = _numbers(found["weights"])
             for at, fields in enumerate(row_fields):
                 fields["weights"] = _narrow(whole[at], seen[at])
         return row_fields
@@ -246,13 +280,14 @@ def _arrays(mean: Any, dtype: torch.dtype) -> Any:
     """Statistics as arrays, with the same nesting."""
     if isinstance(mean, dict):
         return {name: _arrays(part, dtype) for name, part in mean.items()}
-    return _numbers(mean, dtype)
+    return to_numpy(mean.to(dtype))
 
 
-def _numbers(numbers: Tensor, dtype: torch.dtype) -> Any:
-    """Numbers in a form that JSON has."""
-    array = to_numpy(numbers.to(dtype))
-    return array if np.isfinite(array).all() else encode(array, "list")
+def _numbers(found: Any) -> Any:
+    """Numbers in a form that JSON has, with the same nesting."""
+    if isinstance(found, dict):
+        return {name: _numbers(part) for name, part in found.items()}
+    return found if np.isfinite(found).all() else encode(found, "list")
 
 
 def _by_row(means: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -71,7 +71,8 @@ class Orders:
         return self._kept(number, self._model.finish(self._made[number]))
 
     def _leave(self, number: int) -> None:
-        self._made.pop(number).leave()
+        if (running := self._made.pop(number, None)) is not None:  # else it has ended, and its answer was not written
+            running.leave()
 
     def _told(self, numbers: Sequence[int], late: Sequence[bool]) -> list[Any]:
         """Generations that know which of them have their last step."""

@@ -166,7 +166,7 @@ class ModelRunner:
             return self._unreported(place)
         if place.queries == "media":
             return "it sees the images or sounds of a prompt, and is not edited while tokens are generated"
-        if name in TOLD:
+        if name in TOLD or name == "hidden":  # states between modules, whatever the layer is
             return None
         if place.mixes != "attention":
             return "it mixes tokens by a running state, which is not edited while tokens are generated"

@@ -85,7 +85,7 @@ class Callers:
         options = {"max_tokens": 6, "temperature": 0, "attention": {"top_k": 1}} | fields
         if look := options["attention"]:
             edits = look.get("edits", {})
-            known = {"embeddings", *self.model.places}  # a hybrid has fewer layers that attend
+            known = {"embeddings", *self.model.places, *self.model.implicit}
             own = {key: each for key, each in edits.items() if key in known}
             options["attention"] = look | {"edits": own}
         request = validate(CompletionRequest, {"model": self.model.name, "prompt": prompt} | options)

@@ -35,8 +35,12 @@ class ObservedDecoding:
         """Let a pass be over one text, or over any texts of a model without attentions."""
         core, weights = self._core, PassWeights()
         core.restart()
-        if not rows or not self._places:
+        if not rows:
             yield weights
+            return
+        if not self._places:
+            with editing_states(rows, self._points):
+                yield weights
             return
         (row,) = rows
 

@@ -20,7 +20,7 @@ from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows, rows_at
 from attention_service.models.loaded.entering_states import EnteringStates, kept_in_graph
 from attention_service.models.loaded.last_states import LastStates, ModelCall
-from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.attention_pass import STATE_TAPS, AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.module_hooks import State
 from attention_service.models.passes.points import EMBEDDINGS, TOLD, Point, Points
@@ -166,7 +166,7 @@ class ModelRunner:
             return self._unreported(place)
         if place.queries == "media":
             return "it sees the images or sounds of a prompt, and is not edited while tokens are generated"
-        if name in TOLD or name == "hidden":  # states between modules, whatever the layer is
+        if name in STATE_TAPS:  # a state between modules, whatever the layer mixes tokens by
             return None
         if place.mixes != "attention":
             return "it mixes tokens by a running state, which is not edited while tokens are generated"

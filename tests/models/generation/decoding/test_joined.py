@@ -31,6 +31,7 @@ from attention_service.models.generation.decoding.pasts.text_slabs import TextSl
 from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import STATE_TAPS
 from attention_service.models.process.reply_writing import lines_of
 
 WINDOW = 16
@@ -85,8 +86,11 @@ class Callers:
         options = {"max_tokens": 6, "temperature": 0, "attention": {"top_k": 1}} | fields
         if look := options["attention"]:
             edits = look.get("edits", {})
-            known = {"embeddings", *self.model.places, *self.model.implicit}
-            own = {key: each for key, each in edits.items() if key in known}
+            own = {  # a hybrid has fewer layers that attend
+                key: each
+                for key, each in edits.items()
+                if key in self.model.places or {edit["tap"] for edit in each} <= STATE_TAPS
+            }
             options["attention"] = look | {"edits": own}
         request = validate(CompletionRequest, {"model": self.model.name, "prompt": prompt} | options)
         plan = replace(plan_generation(self.model, request), **self.options)

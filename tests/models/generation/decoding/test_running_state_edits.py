@@ -7,10 +7,12 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.models.generation.decoding.test_joined import Callers, alone
+from tests.models.generation.decoding.test_kept_prefixes import turn
 from tests.models.generation.decoding.test_read_texts import text
 from tests.models.small_models import device
 from tools.models_walk.model_types import built
 
+from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.float64_runs import compute_in_float64, made_in_float64
 from attention_service.models.passes.points import EMBEDDINGS
@@ -135,3 +137,20 @@ def test_texts_that_share_passes_have_each_its_own_edits(kind):
     for name, fields in requests.items():
         own = log_probabilities(alone(loaded(kind), **fields))
         np.testing.assert_allclose(log_probabilities(found[name]), own, atol=1e-6, rtol=1e-6)
+
+
+def test_what_edits_left_in_a_state_is_read_on_by_the_same_edits_alone():
+    model = loaded("mamba2")
+    steered = asked("0", "hidden", added("mamba2", "0", "hidden"), "everywhere")["attention"]
+    kept, whole = Decoder(model, 2**24), Decoder(model)
+    try:
+        _, ids = turn(kept, text(100), steered)
+        for attention, read in ((None, 0), (steered, len(ids) - 1)):
+            found, _ = turn(kept, [*ids, 5, 9], attention)
+            expected, _ = turn(whole, [*ids, 5, 9], attention)
+            assert found.usage.prompt_tokens_details.cached_tokens == read
+            mine, own = (log_probabilities(each.choices) for each in (found, expected))
+            np.testing.assert_allclose(mine, own, atol=1e-6, rtol=1e-6)
+    finally:
+        kept.close()
+        whole.close()

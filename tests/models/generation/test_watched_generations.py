@@ -175,6 +175,23 @@ def test_rows_are_chosen_by_index_so_that_no_other_text_reaches_a_score(ends, ex
     assert [watch.last for watch in watches if watch] == expected
 
 
+def test_probes_of_several_points_keep_their_numbers_and_biases():
+    draws = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    probes = [
+        WatchedProbe(str(number) * 32, number % 2, "hidden", draws[number], float(number), None, prompt=False)
+        for number in range(4)
+    ]
+    texts = [probes, probes[:2], [probes[3], probes[0]], probes]
+    watches, sites = [TextWatch(own) for own in texts], Sites()
+    states = torch.randn(2, 4, 2, 3, generator=torch.Generator().manual_seed(2))
+    with scoring(watches, sites):
+        for (layer, _), read in sites.changes:
+            read(states[layer])
+    for row, (watch, own) in enumerate(zip(watches, texts, strict=True)):
+        expected = [float(states[probe.layer, row, -1].double() @ probe.weights) + probe.bias for probe in own]
+        assert watch.last == pytest.approx(expected, abs=1e-12)
+
+
 def test_a_probe_of_another_width_is_refused():
     other = WatchedProbe(ID, 0, "hidden", torch.zeros(3).double(), 0.0, None, prompt=False)
     sites = Sites()

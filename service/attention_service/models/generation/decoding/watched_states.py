@@ -24,8 +24,8 @@ class TextWatch:
             for number, probe in enumerate(probes) if isinstance(probe, WatchedHeads)
         ]  # fmt: skip
         """The reports that probes of heads read, with the numbers of these probes."""
-        self.of_states = [(number, probe) for number, probe in enumerate(probes) if isinstance(probe, WatchedProbe)]
-        """The probes of states, with their numbers."""
+        self.at_points = _at_points(probes)
+        """The probes of states by their point."""
         self.last = [0.0] * len(probes)
         """The scores of the last token that was read."""
         self.prompt: dict[str, list[float]] = {probe.id: [] for probe in probes if probe.prompt}
@@ -64,14 +64,40 @@ def _statistics(probe: WatchedHeads) -> AttentionOfTokens:
     return AttentionOfTokens(statistics=probe.of.statistics, heads=probe.of.heads)
 
 
+class _PointProbes:
+    """The probes of a text at one point."""
+
+    def __init__(self, numbered: Sequence[tuple[int, WatchedProbe]]) -> None:
+        """``numbered``: with their numbers among all probes of the text."""
+        self.numbers = [number for number, _ in numbered]
+        self.probes = [probe for _, probe in numbered]
+        self.ids = tuple(probe.id for probe in self.probes)
+        self.biases = [probe.bias for probe in self.probes]
+        self._weights: Tensor | None = None
+
+    def weights(self, width: int) -> Tensor:
+        """Their weights ``[P, d]``. Raises InvalidRequest if the states have another width."""
+        if self._weights is None:
+            for probe in self.probes:
+                check_width(probe, width)
+            self._weights = torch.stack([probe.weights for probe in self.probes])
+        return self._weights
+
+
+def _at_points(probes: Sequence[Watched]) -> dict[Point, _PointProbes]:
+    by_point: dict[Point, list[tuple[int, WatchedProbe]]] = {}
+    for number, probe in enumerate(probes):
+        if isinstance(probe, WatchedProbe):
+            by_point.setdefault(probe.point, []).append((number, probe))
+    return {point: _PointProbes(numbered) for point, numbered in by_point.items()}
+
+
 class _Entry(NamedTuple):
-    """A probe of a text that shares a pass."""
+    """The probes of a text that shares a pass."""
 
     row: int
     watch: TextWatch
-    number: int
-    """The number of the probe among those of its text."""
-    probe: WatchedProbe
+    own: _PointProbes
 
 
 @contextmanager
@@ -85,43 +111,43 @@ def scoring(
     entries: dict[Point, list[_Entry]] = {}
     for row, watch in enumerate(watches):
         if watch is not None:
-            for number, probe in watch.of_states:
-                entries.setdefault(probe.point, []).append(_Entry(row, watch, number, probe))
+            for point, own in watch.at_points.items():
+                entries.setdefault(point, []).append(_Entry(row, watch, own))
     if not entries:
         yield
         return
-    scored: list[tuple[list[_Entry], list[float]]] = []
+    scored: list[tuple[list[_Entry], list[list[float]]]] = []
 
-    def reader(own: list[_Entry]) -> Any:
+    def reader(at_point: list[_Entry]) -> Any:
         def read(state: Tensor) -> None:
-            scored.append((own, _scores(state, own, ends)))
-            for row, watch, _, probe in own if prompt else ():
-                if probe.prompt:
-                    watch.prompt[probe.id] += probe.scores(state[row].flatten(1)).tolist()
+            scored.append((at_point, _scores(state, at_point, ends)))
+            for row, watch, own in at_point if prompt else ():
+                for probe in own.probes:
+                    if probe.prompt:
+                        watch.prompt[probe.id] += probe.scores(state[row].flatten(1)).tolist()
 
         return read
 
-    with points.changing([(point, reader(own)) for point, own in entries.items()]):
+    with points.changing([(point, reader(at_point)) for point, at_point in entries.items()]):
         yield
-    for own, scores in scored:
-        for (_, watch, number, probe), score in zip(own, scores, strict=True):
-            watch.last[number] = score + probe.bias
+    for at_point, scores in scored:
+        for (_, watch, own), row_scores in zip(at_point, scores, strict=True):
+            for number, score, bias in zip(own.numbers, row_scores, own.biases, strict=True):
+                watch.last[number] = score + bias
 
 
-def _scores(state: Tensor, entries: Sequence[_Entry], ends: Sequence[int] | None) -> list[float]:
-    """The scores of probes without their bias: one product of the rows ``[R, d]`` and all probes that differ."""
-    rows, first = [entry.row for entry in entries], entries[0].probe
+def _scores(state: Tensor, entries: Sequence[_Entry], ends: Sequence[int] | None) -> list[list[float]]:
+    """The scores of the probes of each text, without biases: one product of rows ``[R, d]`` and probes that differ."""
+    rows = [entry.row for entry in entries]
     if ends is None:
         last = state[:, -1] if rows == [*range(len(state))] else state[rows, -1]
     else:
         last = state[rows, [ends[row] for row in rows]]
     x = last.flatten(1).double()
-    probes = {entry.probe.id: entry.probe for entry in entries}
-    for probe in probes.values():
-        check_width(probe, x.shape[1])
-    if len(probes) == 1:
-        alike: list[float] = (x @ first.weights).tolist()
-        return alike
-    products = (x @ torch.stack([probe.weights for probe in probes.values()], 1)).tolist()
-    place = {name: at for at, name in enumerate(probes)}
-    return [row[place[entry.probe.id]] for row, entry in zip(products, entries, strict=True)]
+    unlike = {own.ids: own for _, _, own in entries}
+    places, count = dict[tuple[str, ...], slice](), 0
+    for ids in unlike:
+        places[ids] = slice(count, count := count + len(ids))
+    first, *others = [own.weights(x.shape[1]) for own in unlike.values()]
+    products = (x @ (torch.cat([first, *others]) if others else first).mT).tolist()
+    return [row[places[own.ids]] for row, (_, _, own) in zip(products, entries, strict=True)]

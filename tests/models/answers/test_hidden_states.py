@@ -19,7 +19,7 @@ from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.model_forward import forward_reply, recorded_forward
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.residual_stream import find_stream
+from attention_service.models.loaded.streams.stream_search import find_stream
 
 TEXT, TOKEN = "the cat sat on the mat", 7
 

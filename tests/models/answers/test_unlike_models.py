@@ -18,7 +18,7 @@ from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.residual_stream import find_stream
+from attention_service.models.loaded.streams.stream_search import find_stream
 
 
 @pytest.fixture

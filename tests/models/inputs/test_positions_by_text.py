@@ -14,7 +14,7 @@ from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.costs.answer_parts import at_once
-from attention_service.models.loaded.streams.residual_stream import find_stream
+from attention_service.models.loaded.streams.stream_search import find_stream
 
 TEXTS = [[3, 4, 5, 6], [8, 3, 7, 9, 10, 3], [6, 5]]
 POSITIONS = [[-1, 0], [2, -2], [1, 0]]

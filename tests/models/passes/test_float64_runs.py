@@ -20,7 +20,7 @@ from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.residual_stream import find_stream
+from attention_service.models.loaded.streams.stream_search import find_stream
 from attention_service.models.passes.float64_runs import Float64, compute_in_float64
 
 IDS = [5, 3, 7, 8, 6, 4, 9, 10, 11]

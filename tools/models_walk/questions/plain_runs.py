@@ -15,7 +15,8 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.inputs.input_stacks import Tokens
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.residual_stream import ResidualStream, find_stream
+from attention_service.models.loaded.streams.residual_stream import ResidualStream
+from attention_service.models.loaded.streams.stream_search import find_stream
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 
 IDS: Final = [5, 3, 7, 8, 6, 4, 9, 10, 11]

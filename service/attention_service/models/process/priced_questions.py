@@ -60,7 +60,8 @@ from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.loaded.checked_request import CheckedRequest, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.residual_stream import ResidualStream, find_stream
+from attention_service.models.loaded.streams.residual_stream import ResidualStream
+from attention_service.models.loaded.streams.stream_search import find_stream
 from attention_service.models.loaded.streams.watched_probes import watched_probes
 from attention_service.models.process.finite_answers import check_finite
 from attention_service.models.process.served import Answer, Facts, PricedRun

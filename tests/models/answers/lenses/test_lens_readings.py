@@ -18,8 +18,8 @@ from attention_service.models.answers.lenses.lens_plan import plan_lens
 from attention_service.models.answers.lenses.lens_reply import LensRun
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.held_norm import HeldNorm
-from attention_service.models.loaded.streams.residual_stream import find_stream
 from attention_service.models.loaded.streams.state_sums import factors_of
+from attention_service.models.loaded.streams.stream_search import find_stream
 
 TARGETS = [3, 5, 17]
 OTHERS = {

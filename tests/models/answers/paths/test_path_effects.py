@@ -19,7 +19,7 @@ from attention_service.models.answers.paths.path_effects import EffectsOfPaths
 from attention_service.models.answers.paths.path_models import check_stack
 from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.streams.residual_stream import find_stream
+from attention_service.models.loaded.streams.stream_search import find_stream
 
 OTHER = [5, 9, 4, 8, 12, 4, 30, 10, 3]
 EVERY = {"parts": ["heads", "mlps", "embeddings"], "heads": [0, 3]}

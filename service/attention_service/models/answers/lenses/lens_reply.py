@@ -27,7 +27,7 @@ from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.loaded.model_runner import Reading, RunSpec
 from attention_service.models.loaded.streams.residual_stream import (
     ADDED,
-    HEADS,
+    JOINED_HEADS,
     NORMED,
     UNNORMED,
     Branch,
@@ -98,7 +98,7 @@ class LensRun:
             points.append(NORMED)
         for place in [neighbour for one in plan.checked.places for neighbour in stream.beside(one)]:
             branch = stream.branches[place.key]
-            parts = {ADDED: True, UNNORMED: branch.norm is not None, HEADS: branch.projection is not None}
+            parts = {ADDED: True, UNNORMED: branch.norm is not None, JOINED_HEADS: branch.projection is not None}
             points += [(place.key, name) for name, is_there in parts.items() if is_there]
         return points
 
@@ -199,7 +199,7 @@ class LensRun:
         return self._parts[place.key]
 
     def _heads(self, place: AttentionPlace, branch: Branch) -> Tensor:
-        given, sizes = wide(self._at[place.key, HEADS]), (place.widths.heads, place.widths.value_dim)
+        given, sizes = wide(self._at[place.key, JOINED_HEADS]), (place.widths.heads, place.widths.value_dim)
         matrix = wide(branch.matrix(is_adapted=self._plan.checked.adapter is not None)).view(*sizes, -1)
         heads = torch.einsum("bphv,hvd->bhpd", given.view(*given.shape[:2], *sizes), matrix)
         if branch.norm is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attention_service.core.tensors import wide
 from attention_service.models.answers.paths.path_ends import Component
 from attention_service.models.loaded.model_runner import WHOLE, Reading
-from attention_service.models.loaded.streams.residual_stream import ADDED, HEADS, ResidualStream
+from attention_service.models.loaded.streams.residual_stream import ADDED, JOINED_HEADS, ResidualStream
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.points import Point
 from attention_transformers.model_layers import LayerKey
@@ -41,7 +41,7 @@ def points_sent(
     with_heads = [
         attention for attention in _of(senders, "heads") if stream.branches[attention.key].projection is not None
     ]
-    points += [(place.key, HEADS) for place in with_heads]
+    points += [(place.key, JOINED_HEADS) for place in with_heads]
     points += [(place.key, ADDED) for place in (*_of(senders, "mlps"), *held)]
     for place in _of(senders, "mlps"):
         points += [(place.key, "before"), (place.key, "hidden")]
@@ -54,7 +54,7 @@ def sent_states(stream: ResidualStream, senders: Sequence[Component], at: dict[P
     if stream.states[0] in at:
         sent.embeddings[None] = at.pop(stream.states[0])
     for place in stream.places.values():
-        for states, name in ((sent.heads, HEADS), (sent.attentions, ADDED)):
+        for states, name in ((sent.heads, JOINED_HEADS), (sent.attentions, ADDED)):
             if (place.key, name) in at:
                 states[place.key] = at.pop((place.key, name))
     for place in _of(senders, "mlps"):

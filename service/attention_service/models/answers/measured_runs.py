@@ -92,11 +92,8 @@ class MeasuredRuns:
         ``[copies · B, L, d_model]`` take the place of those that the baseline has before it.
         """
         loaded, times, resumed = self._loaded, len(numbers), None
-        if states is not None and first == loaded.shared_layers.count:
-            resumed = Resumed(self.kept, first, times, states=states)
-        elif loaded.begins_at(first):
-            wanted = self._wanted() if loaded.begins_at(first, narrow=True) else None
-            resumed = Resumed(self.kept, first, times, wanted, states)
+        if (states is not None and first == loaded.shared_layers.count) or loaded.begins_at(first):
+            resumed = Resumed(self.kept, first, times, states)
         rows, attention_pass = self._run(replace(spec, resumed=resumed), times).logits, spec.attention_pass
         for measured_pass in (attention_pass, *(own.attention_pass for own in attention_pass.own)):
             self._attention_pass.kernels |= measured_pass.kernels
@@ -136,13 +133,6 @@ class MeasuredRuns:
         if self._baseline is None:
             raise RuntimeError("the baseline is not measured")
         return self._baseline
-
-    def _wanted(self) -> Tensor | None:
-        """The positions ``[B, P]`` whose predictions are measured; None if those of others may count too."""
-        head, places = self._loaded.head, self._objective.places
-        if places is None or head.predicts not in {"next", "own"} or not self.checked.repeats:
-            return None
-        return torch.tensor(places)
 
     def _run(self, spec: RunSpec, times: int = 1, places: Places | None = None) -> RunResult:
         """Run the texts so many times, with the logits that the number depends on, or those at these places."""

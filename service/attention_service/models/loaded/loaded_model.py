@@ -312,13 +312,13 @@ class LoadedModel:
         """The layer of a key. Raises KeyError."""
         return self.places.get(str(key)) or self.implicit[str(key)]
 
-    def begins_at(self, layer: int, *, narrow: bool = False) -> bool:
+    def begins_at(self, layer: int) -> bool:
         """True if copies of a text may share the layers before this one: see ``SharedLayers.unable``."""
-        return self.first_unable([layer], narrow=narrow) is None
+        return self.first_unable([layer]) is None
 
-    def first_unable(self, layers: Iterable[int], *, narrow: bool = False) -> int | None:
+    def first_unable(self, layers: Iterable[int]) -> int | None:
         """The first of these layers at which no pass can begin; None if there is none: see ``SharedLayers.unable``."""
-        return self.shared_layers.unable(layers, self._short_predictions, narrow=narrow)
+        return self.shared_layers.unable(layers, self._short_predictions)
 
     def _short_predictions(self, copies: int) -> Tensor:
         """The predictions ``[copies, V]`` of the last token of a short text."""

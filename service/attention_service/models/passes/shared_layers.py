@@ -1,8 +1,8 @@
 """Passes over copies of a text that differ from one layer on: the layers before it run once, for all copies.
 
 A pass without changes keeps the state before each layer. A pass that begins at a layer gets that state, and the layers
-before it answer with what they returned. Behind the last attention, only the tokens whose predictions are wanted go on.
-A short trial shows for each layer that such a pass has the numbers of a whole one.
+before it answer with what they returned. A short trial shows for each layer that such a pass has the numbers of a whole
+one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,11 +14,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
-from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.device_heads import is_divided
 from attention_service.models.passes.module_hooks import before, first_of, noting_returns, replaced, with_first
 from attention_service.models.passes.unrun_models import NOT_RUNNING
 from attention_transformers.model_layers import LayerKey
@@ -27,8 +25,6 @@ _ROUNDINGS: Final = 64
 """Difference of two runs that count as equal, in roundings of the dtype relative to the largest number."""
 _COARSE_TOLERANCE: Final = 0.02
 """The same of dtypes with few digits."""
-_TRANSPOSED_ROWS: Final = range(4, 20)
-"""Rows of X for which a CPU computes W · Xᵀ faster than X · Wᵀ: in half the time for 12 rows and GPT-2's vocabulary."""
 
 
 @dataclass(eq=False)
@@ -39,8 +35,6 @@ class KeptStates:
     """``[B, L, d_model]`` before each layer."""
     returned: dict[int, Any] = field(default_factory=dict)
     """The output of each layer, in the form that it has."""
-    behind: list[nn.Module] = field(default_factory=list)
-    """The modules of the last layer that ran after its attention."""
 
     @property
     def last(self) -> Tensor:
@@ -58,8 +52,6 @@ class Resumed:
     first: int
     """The layer to begin at, in the stack; the number of layers to run none."""
     copies: int = 1
-    positions: Tensor | None = None
-    """``[B, P]``: the tokens of each text that go on behind the last attention; None for all."""
     states: Tensor | None = None
     """``[copies · B, L, d_model]`` before the first layer, if they are not the kept ones."""
     end: int | None = None
@@ -74,13 +66,7 @@ class SharedLayers:
         self._blocks = _stack(model, places)
         at = {id(block): index for index, block in enumerate(self._blocks)}
         self._index: dict[LayerKey, int] = {place.key: at[id(place.layer)] for place in places if self._blocks}
-        self._last = next((place.module for place in places if self._index.get(place.key) == self.count - 1), None)
-        """The attention of the last layer."""
-        known: Any = model
-        head = known.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-        self._head: nn.Linear | None = head if type(head) is nn.Linear else None
-        """The matrix of the logits."""
-        self._able: dict[tuple[int, bool], bool] = {}
+        self._able: dict[int, bool] = {}
 
     @property
     def count(self) -> int:
@@ -94,8 +80,7 @@ class SharedLayers:
     @contextmanager
     def keeping(self) -> Iterator[KeptStates]:
         """Keep the state before each layer of the pass that runs until the block ends."""
-        kept, ran, number = KeptStates(), list[nn.Module](), {block: at for at, block in enumerate(self._blocks)}
-        behind = [*self._blocks[-1].children()] if self._last is not None else []
+        kept, number = KeptStates(), {block: at for at, block in enumerate(self._blocks)}
 
         def returned(block: nn.Module, _: Any, __: Any, output: Any) -> None:
             kept.returned[number[block]] = output
@@ -104,10 +89,7 @@ class SharedLayers:
             for index, block in enumerate(self._blocks):
                 stack.callback(before(block, partial(_keep, kept.before, index)))
             stack.enter_context(noting_returns(self._blocks, returned))
-            stack.enter_context(noting_returns(behind, lambda module, *_: ran.append(module)))
             yield kept
-        attends = [at for at, module in enumerate(ran) if self._last in [*module.modules()]]
-        kept.behind = ran[attends[-1] + 1 :] if attends else []
 
     @contextmanager
     def resuming(self, resumed: Resumed) -> Iterator[None]:
@@ -115,7 +97,7 @@ class SharedLayers:
         kept, first, states = resumed.kept, resumed.first, resumed.states
         with ExitStack() as stack:
             if first < self.count:
-                stack.enter_context(self.beginning(kept, first, resumed.copies, resumed.positions, states))
+                stack.enter_context(self.beginning(kept, first, resumed.copies, states))
                 if resumed.end is not None:
                     stack.enter_context(self.ending(kept, resumed.end))
             else:
@@ -123,13 +105,10 @@ class SharedLayers:
             yield
 
     @contextmanager
-    def beginning(
-        self, kept: KeptStates, first: int, copies: int, positions: Tensor | None, states: Tensor | None = None
-    ) -> Iterator[None]:
+    def beginning(self, kept: KeptStates, first: int, copies: int, states: Tensor | None = None) -> Iterator[None]:
         """Begin the pass over so many copies at a layer, until the block ends.
 
-        positions ``[B, P]``: the tokens of each text that go on behind the last attention; None for all. states
-        ``[copies · B, L, d_model]``: those before that layer, if they are not the kept ones.
+        states ``[copies · B, L, d_model]``: those before that layer, if they are not the kept ones.
         """
         with ExitStack() as stack:
             for index in range(first):
@@ -145,12 +124,6 @@ class SharedLayers:
             for module in (module for block in self._blocks[first:] for module in block.modules()):
                 if type(module) is NewGELUActivation:  # the same formula by eight operations over large states
                     stack.callback(replaced(module, partial(gelu, approximate="tanh")))
-            if self._head is not None and not state.is_cuda:
-                stack.callback(replaced(self._head, partial(_of_few, self._head, self._head.forward)))
-            if positions is not None:
-                every = positions.repeat(copies, 1)
-                for module in kept.behind:
-                    stack.callback(replaced(module, partial(_narrowed, module.forward, every)))
             yield
 
     @contextmanager
@@ -167,23 +140,23 @@ class SharedLayers:
                 stack.callback(replaced(self._blocks[index], partial(_constant, output)))
             yield
 
-    def unable(self, layers: Iterable[int], run: Callable[[int], Tensor], *, narrow: bool = False) -> int | None:
+    def unable(self, layers: Iterable[int], run: Callable[[int], Tensor]) -> int | None:
         """The first of these layers at which no pass can begin with the numbers of a whole one; None if there is none.
 
         Short trials show it, once for each layer. run: a pass over so many copies of a short text; returns the
-        predictions ``[copies, V]`` of its last token. ``narrow``: only that token goes on behind the last attention.
+        predictions ``[copies, V]`` of its last token.
         """
         firsts = [*layers]
         if not self._blocks:
             return next(iter(firsts), None)
-        if untried := [first for first in firsts if (first, narrow) not in self._able]:
+        if untried := [first for first in firsts if first not in self._able]:
             # Of two texts too: what layers hand on beside states would fit all copies of one text.
-            able = self._tried(untried, run, 1, narrow=narrow)
-            able = self._tried(sorted(able), run, 2, narrow=narrow) if able else able
-            self._able |= {(first, narrow): first in able for first in untried}
-        return next((first for first in firsts if not self._able[first, narrow]), None)
+            able = self._tried(untried, run, 1)
+            able = self._tried(sorted(able), run, 2) if able else able
+            self._able |= {first: first in able for first in untried}
+        return next((first for first in firsts if not self._able[first]), None)
 
-    def _tried(self, firsts: Iterable[int], run: Callable[[int], Tensor], texts: int, *, narrow: bool) -> set[int]:
+    def _tried(self, firsts: Iterable[int], run: Callable[[int], Tensor], texts: int) -> set[int]:
         """Return the layers at which a pass over two copies of so many texts can begin."""
         able: set[int] = set()
         try:
@@ -191,14 +164,13 @@ class SharedLayers:
                 run(texts)
             if len(kept.before) < self.count or len(kept.returned) < self.count:
                 return able
-            last = torch.tensor([[kept.before[0].shape[1] - 1]] * texts)
             whole = run(2 * texts)
         except NOT_RUNNING:
             return able
         most = min(_ROUNDINGS * torch.finfo(whole.dtype).eps, _COARSE_TOLERANCE) * whole.abs().max()
         for first in firsts:
             try:
-                with self.beginning(kept, first, 2, last if narrow else None):
+                with self.beginning(kept, first, 2):
                     begun = run(2 * texts)
             except NOT_RUNNING:
                 continue
@@ -243,24 +215,3 @@ def _once(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return forward(state)
     result = forward(state[:1])
     return result.expand(len(state), *result.shape[1:]) if isinstance(result, Tensor) else forward(state)
-
-
-def _of_few(head: nn.Linear, forward: Callable[..., Tensor], state: Tensor) -> Tensor:
-    """The logits of states, by W · Xᵀ if they are few."""
-    rows = state.flatten(0, -2)
-    if len(rows) not in _TRANSPOSED_ROWS or is_divided(head.weight):
-        return forward(state)
-    logits = (head.weight @ rows.T).T.contiguous().view(*state.shape[:-1], -1)
-    return logits if head.bias is None else logits + head.bias
-
-
-def _narrowed(
-    forward: Callable[..., Any], positions: Tensor, state: Tensor, *args: Any, **options: Any
-) -> Any:  # fmt: skip
-    """The result of a module for the states of these tokens ``[B, P]``, with zeros for the others."""
-    index = positions.to(state.device)[..., None]
-    result = forward(state.gather(1, index.expand(-1, -1, state.shape[2])), *args, **options)
-    states, *rest = result if isinstance(result, tuple) else (result,)
-    every = states.new_zeros(*state.shape[:2], states.shape[2])
-    every.scatter_(1, index.expand(-1, -1, states.shape[2]), states)
-    return (every, *rest) if isinstance(result, tuple) else every

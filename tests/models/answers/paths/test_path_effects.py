@@ -228,7 +228,7 @@ def test_a_layer_that_scales_the_states_that_it_is_given_is_refused():
 @pytest.mark.parametrize(("to", "unable"), [({"parts": ["q", "mlps"]}, 1), ({"layer": [0, 2]}, 2), ({}, 2)])
 def test_a_layer_at_which_no_pass_can_begin_is_refused_before_a_run_whichever_end_it_is(to, unable, monkeypatch):
     model, stream, _ = served("gpt2")
-    able = {(layer, False): layer != unable for layer in range(3)}
+    able = {layer: layer != unable for layer in range(3)}
     monkeypatch.setattr(model.shared_layers, "_able", able)
     with pytest.raises(InvalidRequest, match=f"cannot begin at its layer {unable}") as fault:
         EffectsOfPaths(model, validate(ModelEffectsRequest, {"tokens": IDS, "from": {}, "to": to}), stream)
@@ -242,4 +242,4 @@ def test_one_trial_serves_all_layers_that_are_ends():
     with patch.object(model, "run", wraps=model.run) as runs:
         EffectsOfPaths(model, validate(ModelEffectsRequest, fields), stream)
     assert runs.call_count == 2 * (2 + 3)  # over one text, and over two
-    assert model.shared_layers._able == {(layer, False): True for layer in range(3)}
+    assert model.shared_layers._able == dict.fromkeys(range(3), True)

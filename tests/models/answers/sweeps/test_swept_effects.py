@@ -177,7 +177,7 @@ def test_the_layers_below_an_edit_run_once(family):
     model = loaded(family)
     count = model.shared_layers.count
     assert count >= len(model.places)
-    assert all(model.begins_at(layer, narrow=narrow) for layer in range(count) for narrow in (False, True))
+    assert all(map(model.begins_at, range(count)))
     calls = []
     first = next(iter(model.places.values()))
     handle = first.module.register_forward_hook(lambda *_: calls.append(first))
@@ -196,7 +196,7 @@ def test_a_model_whose_layers_pass_on_more_than_a_state_runs_whole():
 def test_the_layers_of_a_trial_that_fails_are_not_shared(monkeypatch):
     model = loaded("llama")
     whole = swept(model, sweep=HEADS)
-    monkeypatch.setattr(model.shared_layers, "_able", {(at, each): False for at in range(9) for each in (True, False)})
+    monkeypatch.setattr(model.shared_layers, "_able", dict.fromkeys(range(9), False))
     near(swept(model, sweep=HEADS).effects.value, whole.effects.value)
 
 

@@ -229,7 +229,7 @@ class ModelGradients:
         return checks
 
     def _whole(self, run: GraphRun, point: Point, x: Tensor) -> Tensor:
-        """What stands at a point, with the heads of all devices."""
+        """The tensor at a point, with the heads of all devices."""
         by_head = point[1] in self._traced and point[1] not in MODULE_TAPS
         return run.attention_pass.of_all_heads(point[0], x) if by_head else x
 

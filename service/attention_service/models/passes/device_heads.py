@@ -109,7 +109,7 @@ class DividedHeads(NamedTuple):
 
     share: DeviceHeads
     heads: int
-    """Those of each device."""
+    """The heads of each device."""
     chosen: Sequence[int] | None = None
     """The ones that are asked for, among those of all devices; None for all."""
     dim: int = HEADS

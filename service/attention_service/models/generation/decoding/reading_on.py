@@ -45,7 +45,7 @@ def try_reading_on(loaded: LoadedModel, attention: Decoding) -> ReadingOn:
     whole: Tensor
 
     def differs(*lengths: int) -> str | None:
-        """How the logits of a prompt in parts depart from those of the whole."""
+        """The difference of the logits of a prompt in parts from those of the whole, in words; None without one."""
         text = texts.unread(ids)
         try:
             for length in lengths:

@@ -1,4 +1,4 @@
-"""The residual stream of a loaded model: what its layers add to it, and how it is read out.
+"""The residual stream of a loaded model: what its layers add to it, how it is read out, and the search for it.
 
-It imports ``loaded`` and the rooms below it. Read ``residual_stream.py`` first; ``stream_search.py`` finds it.
+It imports ``loaded`` and the rooms below it. Read ``residual_stream.py`` first.
 """

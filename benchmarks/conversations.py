@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, Lfm2Config, LlamaConfig, MistralC
 
 from attention_contract.schemas.openai import CompletionRequest
 from attention_service.models.generation.decoding.decoder import PART, Decoder
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device

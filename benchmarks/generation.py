@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attention_contract.schemas.openai import CompletionRequest
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import lines_of

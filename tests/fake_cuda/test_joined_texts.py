@@ -10,7 +10,8 @@ from attention_service.models.generation.decoding import decode_attention
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.decoding.joined_group import Joining
 from attention_service.models.generation.decoding.reading_on import ReadingOn
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from tests.client.tiny_models import tokenizer

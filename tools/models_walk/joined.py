@@ -10,7 +10,8 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.decoding.running_text import RunningText
-from attention_service.models.generation.generation import RunningGeneration, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 

@@ -24,7 +24,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.openai_api.captions import captions
 from attention_contract.schemas.openai_api.transcriptions import Transcription, TranscriptionRequest
 from attention_contract.validation import validate
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.transcription_plan import plan_transcription
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import lines_of

@@ -37,7 +37,8 @@ from attention_contract.schemas.openai_api.transcriptions import Transcription, 
 from attention_contract.validation import validate
 from attention_service.core.inspection.time_warping import warped_frames, warping_path
 from attention_service.models.generation.decoding.decoder import Decoder
-from attention_service.models.generation.generation import RunningGeneration, decode, generate, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, generate, read_prompts
 from attention_service.models.generation.plans.transcription_plan import plan_transcription
 from attention_service.models.process.reply_writing import lines_of
 

@@ -14,7 +14,8 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.decoding.watched_states import TextWatch, scoring
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.streams.watched_probes import WatchedProbe
 

@@ -23,7 +23,8 @@ from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.generation.decoding.decoder import Decoder
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info

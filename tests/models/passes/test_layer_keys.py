@@ -16,7 +16,7 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import recorded_forward
 from attention_service.models.answers.model_weights import weights_reply
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info

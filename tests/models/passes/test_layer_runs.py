@@ -20,7 +20,7 @@ from attention_contract.validation import validate
 from attention_contract.wire import to_json
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import model_info

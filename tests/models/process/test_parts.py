@@ -13,7 +13,8 @@ from tools.models_walk.model_types import built
 from attention_service.models.answers import model_gradients
 from attention_service.models.costs.answer_parts import at_once
 from attention_service.models.generation.decoding.decoder import Decoder
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.module_hooks import before
 from attention_service.models.passes.points import EMBEDDINGS
@@ -132,7 +133,6 @@ def test_no_part_takes_more_than_a_pass_or_two(case):
     asked = AskedModel(loaded(), Decoder(loaded()))
     for layer in range(loaded().shared_layers.count):  # short runs, once for a model
         assert loaded().begins_at(layer)
-        assert loaded().begins_at(layer, narrow=True)
     assert loaded().runner.refuses(EMBEDDINGS, "edit") is None
     assert loaded().runner.refuses((0, "mlp"), "read") is None
     assert loaded().last_states

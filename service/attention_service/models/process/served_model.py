@@ -12,7 +12,8 @@ import torch
 from attention_contract.errors import AttentionError, InvalidCheckpoint, NotFinite
 from attention_service.models.costs.model_pace import times_of
 from attention_service.models.generation.decoding.decoder import Decoder
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.inputs.tokenizer_faults import is_fault
 from attention_service.models.loaded.adapters import needed_bytes
 from attention_service.models.loaded.checkpoint_processors import reason_of

@@ -28,7 +28,8 @@ from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.decoding.joined_group import JoinedGroup
 from attention_service.models.generation.decoding.pasts.text_pasts import own_past
 from attention_service.models.generation.decoding.pasts.text_slabs import TextSlab
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import STATE_TAPS

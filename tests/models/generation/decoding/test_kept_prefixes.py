@@ -19,7 +19,8 @@ from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.generation.decoding import read_texts
 from attention_service.models.generation.decoding.decoder import Decoder
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import lines_of

@@ -17,7 +17,8 @@ from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.models.generation.decoding import decoder
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.generation.decoding.read_texts import LEAST
-from attention_service.models.generation.generation import RunningGeneration, decode, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.reply_writing import lines_of

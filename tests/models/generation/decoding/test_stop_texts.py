@@ -17,7 +17,7 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.generation.decoding.generated_text import GeneratedText
 from attention_service.models.generation.decoding.sampling import Sampling
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.inputs.token_texts import TokenDecoder
 from attention_service.models.loaded.loaded_model import LoadedModel

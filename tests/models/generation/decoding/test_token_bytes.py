@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
 from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.validation import validate
-from attention_service.models.generation.generation import Generated, generate
+from attention_service.models.generation.generation import Generated
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.generation.plans.response_plan import chat_of, plan_response
 from attention_service.models.loaded.loaded_model import LoadedModel

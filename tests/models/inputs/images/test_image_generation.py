@@ -14,7 +14,8 @@ from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.generation.decoding.decoder import Decoder
-from attention_service.models.generation.generation import RunningGeneration, decode, generate, read_prompts
+from attention_service.models.generation.generation import RunningGeneration
+from attention_service.models.generation.generation_turns import decode, generate, read_prompts
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.process.reply_writing import lines_of
 from attention_service.prompts.conversations import ChatForm

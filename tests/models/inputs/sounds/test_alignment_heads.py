@@ -17,7 +17,7 @@ from attention_client.survey import SurveyedHead
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.validation import validate
 from attention_service.models.generation.decoding.sampling import Sampling
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.transcription_plan import plan_transcription
 from attention_service.models.loaded.loaded_model import LoadedModel
 

@@ -35,7 +35,7 @@ from attention_contract.validation import validate
 from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.folders.tokenizer_files import TEKKEN
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans import transcription_plan
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.generation.plans.transcription_plan import plan_transcription

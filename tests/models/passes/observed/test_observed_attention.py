@@ -22,7 +22,7 @@ from attention_service.models.answers.model_forward import forward_reply
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_weights import weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_turns import generate
 from attention_service.models.generation.plans.generation_plan import plan_generation
 from attention_service.models.loaded.checked_request import check_request
 from attention_service.models.loaded.loaded_model import LoadedModel

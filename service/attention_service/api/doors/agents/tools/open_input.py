@@ -86,14 +86,15 @@ async def open_input(call: ToolContext, arguments: OpenInputArguments) -> ToolRe
     """
     model, fields = arguments.model, arguments.fields()
     try:
-        predicts = (await call.requests.ask(get_model, model=model)).predicts
-        question = fields | listing(predicts, _PREDICTED[arguments.detail])
+        info = await call.requests.ask(get_model, model=model)
+        question = fields | listing(info.predicts, _PREDICTED[arguments.detail])
         reply = await call.requests.ask(model_forward, question, model=model)
     except ModelNotFound as error:
         known = [listed.id for listed in (await call.requests.ask(list_models)).data if listed.refused is None]
         error.detail += f". Call open_input with model one of: {', '.join(known[:20])}"
         raise
-    info = await call.requests.ask(get_model, model=model)
+    if not info.layers:  # which are told once it is loaded
+        info = await call.requests.ask(get_model, model=model)
     labels = reply.labels_of()
     handle = call.inputs.keep(call.caller, model, fields, labels.tokens, labels.ids, reply.predicts)
     last = reply.predictions[-1].top if reply.predictions else []

@@ -38,7 +38,7 @@ def lens(model: PreTrainedModel, loaded: LoadedModel) -> float:
         readings = [_reading(each, part) for each in alone]
         if part != "hidden":
             errors += [error(reading, each.logits) for reading, each in zip(readings, alone, strict=True)]
-        if stream.places[last].layer is stream.last if part == "hidden" else not _is_capped(loaded):
+        if stream.places[last].layer is stream.layers[-1] if part == "hidden" else not _is_capped(loaded):
             errors += map(error, readings, own)
         if len(texts_of(loaded)) > 1:
             errors.append(error(_reading(_asked(loaded, TEXTS, ask), part), readings))

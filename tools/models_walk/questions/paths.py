@@ -85,7 +85,7 @@ class _Frozen:
         names = {module: name for name, module in loaded.model.named_modules()}
         self._first, self._layer, self._last, self._source, self._projection = (
             model.get_submodule(names[each])
-            for each in (stream.layers[0], place.layer, stream.last, branch.source, branch.projection)
+            for each in (stream.layers[0], place.layer, stream.layers[-1], branch.source, branch.projection)
         )
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""HTTP: routes that only translate, access, content negotiation, problem+json, metrics, the documents.
+"""HTTP: routes that only translate, access, content negotiation, problem+json, metrics, and the pages of documents.
 
 ``doors`` has the protocols of others: OpenAI's API, the Open Inference Protocol, and tools for agents.
 

@@ -23,7 +23,7 @@ KINDS = (
     "cohere",
     "glm4",
 )
-LARGE = "gpt_oss", "deepseek_v3", "qwen3_moe", "granite", "t5gemma", "gemma3"
+LARGE = "gpt_oss", "deepseek_v3", "qwen3_moe", "granite", "t5gemma", "gemma3", "llama4_text"
 NOT_TAKEN = "gemma3n_text", "doge"
 
 

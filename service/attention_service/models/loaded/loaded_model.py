@@ -40,7 +40,7 @@ from attention_service.models.loaded.padding_trial import choose_padding, find_l
 from attention_service.models.loaded.streams.expert_routers import RouterTrials
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.device_heads import DeviceHeads, not_spread
+from attention_service.models.passes.device_heads import DeviceHeads, let_outputs_change, not_spread
 from attention_service.models.passes.float64_runs import compute_in_float64
 from attention_service.models.passes.module_hooks import State
 from attention_service.models.passes.module_states import ModuleStates
@@ -85,6 +85,8 @@ class LoadedModel:
             )
         if model.dtype == torch.float64:
             compute_in_float64(model)
+        if share is not None:
+            let_outputs_change(model)
         self.name = name
         self.model = model
         self.device = device

@@ -183,6 +183,18 @@ def is_divided(x: Tensor) -> bool:
     return hasattr(x, "full_tensor")
 
 
+def let_outputs_change(model: nn.Module) -> None:
+    """Let the outputs of divided modules be changed in place on a graph, which PyTorch refuses of such views."""
+    for module in model.modules():
+        if any(is_divided(x) for x in module.parameters(recurse=False)):
+            module.register_forward_hook(_copied_view)
+
+
+def _copied_view(_: nn.Module, __: Any, output: Any) -> Tensor | None:
+    is_view = isinstance(output, Tensor) and output.requires_grad and output._is_view()
+    return output.clone() if is_view else None
+
+
 def not_spread(module: nn.Module, reason: str) -> InvalidCheckpoint:
     """The error for a model, or a part of one, that is on one device alone."""
     return InvalidCheckpoint.at(

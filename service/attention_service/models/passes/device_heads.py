@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.edits import BoundEdit, narrowed
 from attention_service.core.problem import Selection
-from attention_service.models.passes.module_hooks import State
+from attention_service.models.passes.module_hooks import State, after
 from attention_service.models.passes.module_taps import MODULE_TAPS
 from attention_transformers.function_calls import RawAttentionInputs
 
@@ -187,12 +187,11 @@ def let_outputs_change(model: nn.Module) -> None:
     """Let the outputs of divided modules be changed in place on a graph, which PyTorch refuses of such views."""
     for module in model.modules():
         if any(is_divided(x) for x in module.parameters(recurse=False)):
-            module.register_forward_hook(_copied_view)
+            after(module, _copied_view)
 
 
-def _copied_view(_: nn.Module, __: Any, output: Any) -> Tensor | None:
-    is_view = isinstance(output, Tensor) and output.requires_grad and output._is_view()
-    return output.clone() if is_view else None
+def _copied_view(state: Tensor) -> Tensor | None:
+    return state.clone() if state.requires_grad and state._is_view() else None
 
 
 def not_spread(module: nn.Module, reason: str) -> InvalidCheckpoint:

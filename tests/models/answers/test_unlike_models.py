@@ -5,7 +5,6 @@ import copy
 import pytest
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
-from tools.models_walk.model_types import built
 from tools.models_walk.questions import QUESTIONS
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -19,21 +18,6 @@ from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.checked_request import read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.stream_search import find_stream
-
-
-@pytest.fixture
-def small():
-    """Return a function that builds a small model of a type, and loads a copy of it."""
-    loaded = []
-
-    def small(kind):
-        model = built(kind)
-        loaded.append(LoadedModel(kind, copy.deepcopy(model).requires_grad_(False), tokenizer(), device()))
-        return model.to(device().torch), loaded[-1]
-
-    yield small
-    for each in loaded:
-        each.close()
 
 
 @pytest.mark.sampled(kind=2)

@@ -1,11 +1,6 @@
 """Similarities and vectors of texts by models whose states, arguments or parts are unlike those of most."""
 
-import copy
-
 import pytest
-from tests.client.tiny_models import tokenizer
-from tests.models.small_models import device
-from tools.models_walk.model_types import built
 from tools.models_walk.questions import PAIRS, QUESTIONS
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
@@ -15,7 +10,6 @@ from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_service.models.answers.embeddings.text_embeddings import embed, plan_embedding
 from attention_service.models.answers.embeddings.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.answers.model_gradients import ModelGradients
-from attention_service.models.loaded.loaded_model import LoadedModel
 
 KINDS = {
     "xlnet": "states that are time first",
@@ -34,21 +28,6 @@ KINDS = {
     "mobilebert": "the same of an encoder",
 }
 """Types by what is unlike most."""
-
-
-@pytest.fixture
-def small():
-    """Return a function that builds a small model of a type, and loads a copy of it."""
-    loaded = []
-
-    def small(kind):
-        model = built(kind)
-        loaded.append(LoadedModel(kind, copy.deepcopy(model).requires_grad_(False), tokenizer(), device()))
-        return model.to(device().torch), loaded[-1]
-
-    yield small
-    for each in loaded:
-        each.close()
 
 
 @pytest.mark.sampled(kind=4)

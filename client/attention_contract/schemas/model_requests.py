@@ -158,6 +158,14 @@ class TokenStatisticOptions(WireModel):
     """Token ids by name: the class has the keys with one of these tokens."""
     spans: Listed[NamedSpan] = Field(default_factory=list, max_length=64)
     """Parts of each text by their places: ``classes`` has the share of each. Of a generation, parts of the prompt."""
+    pairs: PairsByText | None = None
+    """The ``[query, key]`` of ``pairs``: a list for each text, or one list for all. They count the tokens of a text
+    from 0, special ones included and padding left out. Queries are those of the layer, of a cross-attention the
+    decoder's, and keys those of the layer, of a cross-attention the encoder's. Of a generation, queries are those that
+    choose its tokens: the last token of the prompt, and those of the answer but the last."""
+    candidates: CandidatesByText | None = None
+    """The keys among which ``pairs`` looks for the first of a query: a list for each text, or one list for all.
+    Default: all keys of the text."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> "TokenStatisticOptions":
@@ -190,13 +198,6 @@ class ModelStatisticOptions(TokenStatisticOptions):
     """Parts of the text by name: the class has the keys of this part."""
     needle: Passage | None = None
     """The part of the text of which ``retrieval`` counts the tokens that an answer copies."""
-    pairs: PairsByText | None = None
-    """The ``[query, key]`` of ``pairs``: a list for each text, or one list for all. They count the tokens of a text
-    from 0, special ones included and padding left out. Queries are those of the layer, of a cross-attention the
-    decoder's, and keys those of the layer, of a cross-attention the encoder's."""
-    candidates: CandidatesByText | None = None
-    """The keys among which ``pairs`` looks for the first of a query: a list for each text, or one list for all.
-    Default: all keys of the text."""
 
     @property
     def names_text(self) -> bool:

@@ -14,15 +14,15 @@ from attention_contract.exact_types import Index
 from attention_contract.schemas.attention import AddedVector, Edit
 from attention_contract.schemas.openai import AttentionOfTokens
 from attention_contract.validation import validate
-from attention_service.core.inspection.statistics import CLASS_SHARES, OF_SOME, PAIR_STATISTICS
+from attention_service.core.inspection.statistics import CLASS_SHARES, OF_SOME, PAIR_STATISTICS, PAIRS
 
 EDITED_TAPS: Final = frozenset(
     {"q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"}
 )
 """The taps of an attention: those between its projections, and what it adds to the states of its tokens."""
 _SCORES: Final = frozenset({"scores", "capped_scores", "masked_scores"})
-_ANSWERED_OF_SOME: Final = frozenset({"sink_mass"})
-"""The statistics that some attentions lack, of which vLLM has attentions."""
+_ANSWERED_OF_SOME: Final = frozenset({"sink_mass", PAIRS})
+"""The statistics that some attentions lack, of which vLLM has attentions, and the one of given pairs."""
 ReadTap = Literal["weights", "context", "output"]
 TAPS: Final = frozenset(get_args(ReadTap))
 """The taps that are read of whole texts."""

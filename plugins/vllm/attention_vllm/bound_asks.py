@@ -10,7 +10,8 @@ import torch
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_service.core.edits import AXES, BoundEdit, axis_of, varies
-from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, statistics_of
+from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, PAIRS, statistics_of
+from attention_service.prompts.named_pairs import TextPairs, text_pairs
 from attention_vllm.asks import AttentionAsk, prompt_digest, statistic_names
 from attention_vllm.layer_facts import LayerFacts
 from attention_vllm.rank_heads import WHOLE, RankHeads, ToldHeads
@@ -40,6 +41,8 @@ class BoundAsk:
     """The heads of this rank to tell of, by layer."""
     spans: Mapping[str, Sequence[int]]
     """The tokens of named parts of the prompt."""
+    pairs: TextPairs | None
+    """The pairs of the text, if they are told of."""
     taps: frozenset[str]
     """The taps to read of all tokens of the prompt, in the layers of ``heads``."""
     settings: str
@@ -105,13 +108,17 @@ def bind_ask(ask: AttentionAsk, model: KnownModel, prompt: Sequence[int], most: 
         if outputs := [_bound(edit, model.device) for edit in stated if edit.tap == OUTPUT]:
             of_outputs[layer] = outputs
     spans = _spans(ask, prompt)
+    queries = range(len(prompt) - 1, most - 1)
+    pairs = next(iter(text_pairs(wanted.statistic_options, [queries], asked=PAIRS in names)), None)
     silent = not names and not wanted.top_k and not wanted.weights
     layers = () if silent else tuple(told)
     taps = frozenset(ask.taps)
     heads = {layer: share.own_heads(wanted.heads, model.facts[layer]) for layer in (told if taps else layers)}
     _check_taps(model, {layer: facts[layer] for layer in told}, taps, len(prompt))
     settings = wanted.model_dump_json(exclude={"layers", "edits", "from_"}) + repr(spans)
-    return BoundAsk(ask, layers, names, edits, edited_heads, of_outputs, heads, spans, taps, settings)
+    return BoundAsk(
+        ask, layers, names, edits, edited_heads, of_outputs, heads, spans, next(iter(pairs), None), taps, settings
+    )
 
 
 def _check_taps(model: KnownModel, facts: Mapping[int, LayerFacts], taps: frozenset[str], length: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attention_contract.schemas.weights import BY_KEY
-from attention_service.core.inspection.statistics import StatisticInputs
+from attention_service.core.inspection.statistics import GivenPairs, StatisticInputs
 from attention_service.core.inspection.summed_statistics import WeightSizes
 from attention_service.core.inspection.weights import QueryTotals
 from attention_vllm.bound_asks import BoundAsk
@@ -121,7 +121,11 @@ def _statistics(
         inside = torch.zeros(keys, dtype=torch.bool, device=device)
         inside[list(places)] = True
         classes[name] = inside.expand(count, keys)
-    inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=able)
+    pairs = None
+    if bound.pairs is not None:
+        own = [bound.pairs.keys_of(text.length - 1) for text in texts]
+        pairs = GivenPairs.of_single_queries(own, bound.pairs.candidates, keys, device)
+    inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=able, pairs=pairs)
     totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
     totals.add(weights[:, :, None], torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
     return _by_row(_arrays(totals.means()), texts)

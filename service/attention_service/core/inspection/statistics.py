@@ -5,7 +5,7 @@ query i is i + offset, and key j has position j; ``key_positions`` are those of 
 Rows are added up in the dtype of the weights, at least float32.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -60,6 +60,8 @@ class GivenPairs:
     """Bool ``[B, K]``: the keys that may be the first of a query; None for all."""
     swapped_candidates: Tensor | None = None
     """Bool ``[B, K]``: the keys that may be the first of a swapped pair's query; None for all."""
+    as_given: bool = False
+    """True to tell of the pairs as they are given alone."""
 
     def of_real_keys(self, real: Tensor | None) -> "GivenPairs":
         """Return those whose candidates are real keys. ``real``: bool ``[B, K]``; None for all."""
@@ -70,6 +72,23 @@ class GivenPairs:
             for x in (self.candidates, self.swapped_candidates)
         )
         return replace(self, candidates=given, swapped_candidates=swapped)
+
+    @classmethod
+    def of_single_queries(
+        cls, keys: Sequence[Sequence[int]], candidates: Sequence[int] | None, count: int, device: torch.device
+    ) -> "GivenPairs":
+        """Return those of texts of whose queries one is told of: its ``keys`` by text. ``count``: all keys, K."""
+        most = max(map(len, keys))
+        filled = torch.tensor([[*own, *[-1] * (most - len(own))] for own in keys], dtype=torch.long, device=device)
+        queries = torch.where(filled < 0, -1, 0)
+        chosen = None
+        if candidates is not None:
+            chosen = torch.zeros(len(keys), count, dtype=torch.bool, device=device)
+            chosen[:, [key for key in candidates if key < count]] = True
+        different = torch.zeros(len(keys), 1, dtype=torch.long, device=device)
+        return cls(
+            queries, filled, different, torch.zeros_like(queries), same_tokens=False, candidates=chosen, as_given=True
+        )
 
 
 @dataclass(frozen=True)

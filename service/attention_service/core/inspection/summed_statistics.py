@@ -162,13 +162,15 @@ class PairShares(SummedStatistic):
         self._both[:, heads, :count, first : first + rows] += torch.where(known, weights.gather(-1, columns), 0).mT
 
     def value(self, counts: Tensor) -> dict[str, Tensor]:
-        """Return each of the six means ``[B, H]``; NaN without a counted query."""
+        """Return each of the six means ``[B, H]``, or of the two of pairs as given; NaN without a counted query."""
         given = self._pairs.queries >= 0  # [B, P]
         sums = dict(self._sums)
         if not self._pairs.same_tokens:  # w has no transpose
             sums |= {name: torch.full_like(counts, torch.nan) for name in ("swapped_share", "swapped_first")}
         sums["both_share"] = sums["share"] + sums["swapped_share"]
         sums["both_first"] = self._both_first(given)
+        if self._pairs.as_given:
+            sums = {name: sums[name] for name in ("share", "first")}
         number = given.sum(-1)[:, None]
         return {name: torch.where(counts > 0, x / number, torch.nan) for name, x in sums.items()}
 

@@ -20,7 +20,7 @@ from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.edit_parts import differ_by_text
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.runtime.binding.bound_pairs import lists_by_text
+from attention_service.prompts.named_pairs import lists_by_text
 
 TextsRequest = ModelForwardRequest | ModelWeightsRequest
 AnswerTexts = Callable[[LoadedModel, Any, CheckedRequest], Recorded[WireModel]]

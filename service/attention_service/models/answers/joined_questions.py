@@ -30,7 +30,7 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import weights_with
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 from attention_service.models.passes.module_taps import CHOSEN_SHARE, MODULE_TAPS
-from attention_service.runtime.binding.bound_pairs import PairField, lists_by_text
+from attention_service.prompts.named_pairs import PairField, lists_by_text
 
 Question = tuple[Any, CheckedRequest]
 """A request, and what was read of it."""

@@ -28,7 +28,7 @@ from attention_service.models.generation.decoding.heard_frames import HeardFrame
 from attention_service.models.generation.decoding.row_edits import RowEdits
 from attention_service.models.generation.decoding.running_text import RunningText, begin_text
 from attention_service.models.generation.decoding.sampling import Sampling
-from attention_service.models.generation.decoding.token_attention import NamedTokens, TokenAttention
+from attention_service.models.generation.decoding.token_attention import TokenAttention
 from attention_service.models.generation.decoding.watched_states import TextWatch
 from attention_service.models.generation.objects.completion_objects import CompletionObjects, Token
 from attention_service.models.generation.objects.echoed_prompts import echoed, unfinished
@@ -339,11 +339,11 @@ class RunningGeneration:
         return text
 
     def _look(self, text: RunningText) -> TokenAttention | None:
-        plan = self._plan
-        return None if plan.look is None else TokenAttention(plan.look, plan.places, text.prompt, self._spans(text))
-
-    def _spans(self, text: RunningText) -> NamedTokens:
-        return self._plan.spans[text.choice // self._plan.sampling.choices] if self._plan.spans else ()
+        plan, prompt = self._plan, text.choice // self._plan.sampling.choices
+        if plan.look is None:
+            return None
+        spans = plan.spans[prompt] if plan.spans else ()
+        return TokenAttention(plan.look, plan.places, text.prompt, spans, plan.pairs[prompt] if plan.pairs else None)
 
     def _text(self, prompt: list[int]) -> GeneratedText:
         reader, plan = self._loaded.reader, self._plan

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,21 +11,7 @@ from numpy.typing import NDArray
 from attention_contract.errors import InvalidRequest
 from attention_service.core.inspection.statistics import GivenPairs
 from attention_service.core.tensors import to_device
-
-_AT: Final = "statistic_options"
-PairField = Literal["pairs", "candidates"]
-
-
-class PairOptions(Protocol):
-    """Options with pairs."""
-
-    @property
-    def pairs(self) -> Any:
-        """A list of pairs, or one for each text."""
-
-    @property
-    def candidates(self) -> Any:
-        """A list of keys, or one for each text."""
+from attention_service.prompts.named_pairs import PairOptions, is_of_all, lists_with_fields
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,7 @@ def bind_pairs(
     ``keys``: K, padding included; ``same_tokens``: query i and key i are the same token; ``where``: the layer.
     """
     rows: list[NDArray[np.int64]] = []
-    for (param, own), text in zip(_with_fields("pairs", options.pairs, len(texts)), texts, strict=True):
+    for (param, own), text in zip(lists_with_fields("pairs", options.pairs, len(texts)), texts, strict=True):
         array: NDArray[np.int64] = np.array(own, np.int64)
         for side, (name, there) in enumerate((("query", text.queries), ("key", text.keys))):
             _check_within(array[:, side], len(there), name, where, f"{param}.{{}}.{side}")
@@ -90,7 +76,7 @@ def bind_pairs(
     candidates = swapped = None
     if options.candidates is not None:
         candidates, swapped = np.zeros((len(texts), keys), bool), np.zeros((len(texts), keys), bool)
-        named = _with_fields("candidates", options.candidates, len(texts))
+        named = lists_with_fields("candidates", options.candidates, len(texts))
         for row, ((param, own), text) in enumerate(zip(named, texts, strict=True)):
             array = np.array(own, np.int64)
             _check_within(array, len(text.keys), "key", where, f"{param}.{{}}")
@@ -108,39 +94,7 @@ def most_pairs(lists: Sequence[Any] | None) -> int:
     """Return the number of pairs of the text with the most."""
     if lists is None:
         return 0
-    return len(lists) if _is_of_all("pairs", lists) else max(map(len, lists))
-
-
-def check_pairs_asked(options: PairOptions, *, asked: bool) -> None:
-    """Raise InvalidRequest for pairs or candidates if the statistic is not ``asked``, and if it is, without pairs."""
-    if asked and options.pairs is None:
-        raise InvalidRequest.at(f"{_AT}.pairs", "the statistic pairs has no pair; send [query, key] of each")
-    for name in () if asked else get_args(PairField):
-        if getattr(options, name) is not None:
-            raise InvalidRequest.at(f"{_AT}.{name}", "it is for the statistic pairs; name that in statistics too")
-
-
-def lists_by_text(name: PairField, lists: Sequence[Any], texts: int) -> list[Sequence[Any]]:
-    """Return the pairs or the candidates of each text. Raises InvalidRequest for another number of lists."""
-    if _is_of_all(name, lists):
-        return [lists] * texts
-    if len(lists) != texts:
-        raise InvalidRequest.at(
-            f"{_AT}.{name}", f"expected one list, or one for each of {texts} texts; got {len(lists)} lists"
-        )
-    return [*lists]
-
-
-def _is_of_all(name: PairField, lists: Sequence[Any]) -> bool:
-    """True for one list for all texts."""
-    return isinstance(lists[0][0] if name == "pairs" else lists[0], int)
-
-
-def _with_fields(name: PairField, lists: Sequence[Any], texts: int) -> list[tuple[str, Sequence[Any]]]:
-    """Return the list of each text with its field, for errors. Raises InvalidRequest."""
-    field = f"{_AT}.{name}"
-    names = [field if _is_of_all(name, lists) else f"{field}.{at}" for at in range(texts)]
-    return [*zip(names, lists_by_text(name, lists, texts), strict=True)]
+    return len(lists) if is_of_all("pairs", lists) else max(map(len, lists))
 
 
 def _check_within(indices: NDArray[np.int64], count: int, name: str, where: str, param: str) -> None:

@@ -28,7 +28,8 @@ from attention_service.core.inspection.statistics import (
     StatisticInputs,
 )
 from attention_service.core.tensors import to_device
-from attention_service.runtime.binding.bound_pairs import BoundPairs, TextTokens, bind_pairs, check_pairs_asked
+from attention_service.prompts.named_pairs import check_pairs_asked
+from attention_service.runtime.binding.bound_pairs import BoundPairs, TextTokens, bind_pairs
 from attention_service.runtime.binding.bound_request import wrong_shape
 
 _AT = "statistic_options"

@@ -15,7 +15,12 @@ from attention_contract.schemas.openai import AttentionOfTokens
 from attention_contract.schemas.weights import BY_KEY
 from attention_contract.tensors import encode
 from attention_service.core.edits import BoundEdit
-from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, TOKEN_STATISTICS, StatisticInputs
+from attention_service.core.inspection.statistics import (
+    DEFAULT_STATISTICS,
+    TOKEN_STATISTICS,
+    GivenPairs,
+    StatisticInputs,
+)
 from attention_service.core.inspection.summed_statistics import WeightSizes
 from attention_service.core.inspection.weights import QueryTotals, weights_of
 from attention_service.core.problem import Problem, Selection
@@ -23,6 +28,7 @@ from attention_service.core.tensors import to_numpy
 from attention_service.models.inputs.input_stacks import span_middle
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.device_heads import DividedHeads
+from attention_service.prompts.named_pairs import TextPairs
 from attention_transformers.model_layers import LayerKey
 
 NamedTokens = tuple[tuple[str, tuple[int, ...]], ...]
@@ -123,8 +129,9 @@ class TokenAttention:
     """The report on the attention of one text's tokens."""
 
     def __init__(
-        self, wanted: AttentionOfTokens, places: Sequence[AttentionPlace], prompt: int, spans: NamedTokens = ()
-    ) -> None:
+        self, wanted: AttentionOfTokens, places: Sequence[AttentionPlace], prompt: int, spans: NamedTokens = (),
+        pairs: TextPairs | None = None,
+    ) -> None:  # fmt: skip
         """``places``: the layers to tell of; ``prompt``: the tokens of the prompt; ``spans``: named parts of it."""
         self._wanted = wanted
         self._places = {place.key: place for place in places}
@@ -132,9 +139,10 @@ class TokenAttention:
         self.heads = None if wanted.heads is None else tuple(wanted.heads)
         self._names = DEFAULT_STATISTICS if wanted.statistics is None else tuple(dict.fromkeys(wanted.statistics))
         self._spans = spans
+        self._pairs = pairs
         classes = wanted.statistic_options.token_classes
         self._compares_tokens = bool(classes) or not TOKEN_STATISTICS.isdisjoint(self._names)
-        self.settings: Hashable = (wanted.model_dump_json(exclude={"layers", "edits", "keep"}), spans)
+        self.settings: Hashable = (wanted.model_dump_json(exclude={"layers", "edits", "keep"}), spans, pairs)
         """Equal for texts that ask for the same."""
         self._kinds = {key: self._kind(place) for key, place in self._places.items()}
 
@@ -198,6 +206,7 @@ class TokenAttention:
                 self._inputs(of_keys, last, self._begin(place, own)),
                 key_positions=_positions(place, own, keys),
                 able=place.own_statistics,
+                pairs=None if self._pairs is None else self._pairs_of(self._pairs, tokens, keys, device),
             )
             totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), self._names, inputs)
             totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
@@ -231,6 +240,12 @@ class TokenAttention:
         if place.queries != "target" or is_cross(place.key):
             return 0
         return own if place.keys == BOTH else None  # an encoder-decoder's prompt is the encoder's
+
+    @staticmethod
+    def _pairs_of(pairs: TextPairs, tokens: Sequence[Sequence[int]], keys: int, device: torch.device) -> GivenPairs:
+        """The pairs of the last token of each text."""
+        own = [pairs.keys_of(len(row_tokens) - 1) for row_tokens in tokens]
+        return GivenPairs.of_single_queries(own, pairs.candidates, keys, device)
 
     def _inputs(self, tokens: Tensor, query_tokens: Tensor, begin: int | None) -> StatisticInputs:
         options = self._wanted.statistic_options

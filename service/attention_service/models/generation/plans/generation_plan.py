@@ -14,11 +14,11 @@ from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionR
 from attention_contract.schemas.openai_api.responses import ResponseRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in, sounds_in
-from attention_contract.schemas.weights import BY_KEY
-from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS, statistics_of
+from attention_contract.schemas.weights import BY_KEY, NEEDS_PAIRS
+from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS, PAIRS, statistics_of
 from attention_service.models.costs.generation_memory import generation_bytes, kept_bytes
 from attention_service.models.generation.decoding.sampling import CHAT_TOKENS, Sampling, TextRequest
-from attention_service.models.generation.decoding.token_attention import NamedTokens
+from attention_service.models.generation.decoding.token_attention import NamedTokens, is_cross
 from attention_service.models.generation.plans.planned_edits import is_placed, planned_edits
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Span, Stack
 from attention_service.models.inputs.sounds.sound_windows import SoundWindow
@@ -27,6 +27,7 @@ from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.streams.watched_probes import Watched, WatchedHeads
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.prompts.conversations import ChatForm, Conversation, messages_of
+from attention_service.prompts.named_pairs import TextPairs, text_pairs
 from attention_service.prompts.named_spans import span_tokens
 from attention_service.runtime.binding.bound_statistics import check_able, check_single_query, check_unspoiled
 from attention_service.runtime.binding.selection import check_indices
@@ -118,6 +119,8 @@ class GenerationPlan:
     """The probes that score its tokens."""
     spans: Sequence[NamedTokens] = ()
     """The named parts of each prompt, if there are some."""
+    pairs: Sequence[TextPairs] = ()
+    """The pairs of each text, if they are told of."""
 
     @property
     def longest(self) -> int:
@@ -178,7 +181,7 @@ class GenerationPlan:
         heads = sum(place.widths.heads if look.heads is None else len(look.heads) for place in self.places)
         tokens, length = self.sampling.new_tokens, self.longest + self.sampling.new_tokens
         names = len(DEFAULT_STATISTICS if look.statistics is None else look.statistics)
-        names += len(look.statistic_options.token_classes) + len(look.statistic_options.spans)
+        names += len(look.statistic_options.token_classes) + len(look.statistic_options.spans) + bool(self.pairs)
         by_key = len(BY_KEY.intersection(look.statistics or ())) + look.weights
         numbers = names + 2 * min(look.top_k, length) + length * by_key
         return self.choices * tokens * heads * numbers
@@ -259,6 +262,7 @@ def looking_plan(
         raise InvalidRequest.at(
             "attention.statistic_options.spans", "they are parts of a prompt of text; leave them out"
         )
+    more["pairs"] = _pairs(loaded, wanted, places, rows, sampling.new_tokens, text=not more.get("arguments"))
     if not loaded.places and (look or wanted.keep):
         raise InvalidRequest.at(
             "attention",
@@ -316,6 +320,24 @@ def _spans(loaded: LoadedModel, request: TextRequest, rows: list[list[int]], *, 
             for span, at in zip(named, of, strict=True)
         ))  # fmt: skip
     return named_spans
+
+
+def _pairs(
+    loaded: LoadedModel, wanted: AttentionOfTokens, places: Sequence[AttentionPlace], rows: list[list[int]],
+    new_tokens: int, *, text: bool,
+) -> list[TextPairs]:  # fmt: skip
+    """The pairs of each text. ``text``: the prompts are text alone. Raises InvalidRequest."""
+    names, crossed = wanted.statistics or (), [is_cross(place.key) for place in places]
+    if PAIRS in names and not text and (loaded.reader.pairs or any(crossed)):
+        raise InvalidRequest.at(
+            f"attention.statistics.{[*names].index(PAIRS)}",
+            "pairs count the tokens of a text, and layers here look at an image or a sound; leave it out",
+        )
+    firsts = [0 if loaded.reader.pairs else len(row) - 1 for row in rows]
+    return text_pairs(
+        wanted.statistic_options, [range(first, first + new_tokens) for first in firsts], asked=PAIRS in names,
+        own=not all(crossed), sources=[*map(len, rows)] if any(crossed) else None,
+    )  # fmt: skip
 
 
 def _forced(loaded: LoadedModel, request: TextRequest) -> int | None:
@@ -384,7 +406,7 @@ def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPla
             "attention.statistic_options.token_classes", "the statistic classes has no class; name some, or spans"
         )
     some = frozenset[str]().union(*(statistics_of(able[name].spec) for name in names))
-    check_able(wanted.statistics, some, "attention.statistics")
+    check_able(wanted.statistics, some | NEEDS_PAIRS, "attention.statistics")
     check_single_query(wanted.statistics, "attention.statistics")
     check_unspoiled(wanted.statistics, chain.from_iterable(wanted.edits.values()), "attention.statistics")
     return [able[name] for name in names]

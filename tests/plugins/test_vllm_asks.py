@@ -39,6 +39,11 @@ FAULTS = {
     "attention.statistic_options.spans.0.tokens": {
         "statistics": ["classes"], "statistic_options": {"spans": [{"name": "a", "tokens": [0, 9]}]},
     },
+    "attention.statistic_options.pairs": {"statistics": ["pairs"]},
+    "attention.statistic_options.pairs.0.0": {"statistics": ["pairs"], "statistic_options": {"pairs": [[1, 0]]}},
+    "attention.statistic_options.pairs.1.1": {
+        "statistics": ["pairs"], "statistic_options": {"pairs": [[12, 12], [12, 13]]},
+    },
     "attention.edits.embeddings": {"edits": {"embeddings": [{"tap": "embeddings", "set": 0}]}},
     "attention.edits.1": {"edits": {"1": [EDIT]}},
     "attention.edits.0.0.tap": {"edits": {"0": [{"tap": "mlp", "set": 0}]}},

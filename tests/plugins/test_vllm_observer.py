@@ -73,6 +73,34 @@ def test_rows_that_ask_are_told_of_in_passes_of_chunks_and_single_tokens(kind, v
     hold(engine, "b", engine.run({"b": (4, 5)})["b"], [5])
 
 
+@pytest.mark.parametrize("kind", FACTS)
+def test_pairs_are_told_with_the_token_that_their_query_chooses(kind):
+    pairs, candidates = [[8, 2], [8, 8], [9, 4], [9, 2]], [2, 4, 7]
+    asks = {"all": {"pairs": pairs}, "among": {"pairs": pairs, "candidates": candidates}}
+    engine = FakeEngine(FACTS[kind])
+    for name, options in asks.items():
+        engine.add(name, [*range(9)], {"statistics": ["pairs"], "statistic_options": options})
+        engine.grow(engine.texts[name])
+    told = engine.run(dict.fromkeys(asks, (0, 9)))
+    for first, query in enumerate((8, 9, 10), 9):
+        for name, options in asks.items():
+            (result,) = told[name]
+            keys = [key for own, key in pairs if own == query]
+            for fields in result["layers"]:
+                found, weights = fields["statistics"]["pairs"], exact(engine, name, fields["layer"], query + 1)
+                if not keys:
+                    assert np.isnan([found["share"], found["first"]]).all()
+                    continue
+                among = options.get("candidates", range(query + 1))
+                best = np.array(among)[weights[:, list(among)].argmax(-1)]
+                np.testing.assert_allclose(found["share"], weights[:, keys].mean(-1), atol=1e-5)
+                firsts = [(best == key) & (weights[:, key] != 0) for key in keys]
+                np.testing.assert_allclose(found["first"], np.mean(firsts, 0), atol=1e-6)
+        for name in asks:
+            engine.texts[name].tokens.append(5)
+        told = engine.run(dict.fromkeys(asks, (first, first + 1)))
+
+
 @pytest.mark.parametrize("most", [1, 500, 2**21])
 @pytest.mark.parametrize("kind", FACTS)
 def test_layers_are_computed_at_once_or_apart_as_their_keys_take_memory(kind, most, monkeypatch):

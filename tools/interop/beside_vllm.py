@@ -45,6 +45,8 @@ SPANS: Final = [
     {"name": "rules", "messages": [0]}, {"name": "question", "messages": [1]}, {"name": "begin", "tokens": [0, 2]},
     {"name": "some", "characters": [3, 20]},
 ]  # fmt: skip
+PAIRS: Final = [[30, 0], [30, 5], [31, 31], [33, 4], [33, 9]]
+"""The last token of the prompt is the first query."""
 EDITS: Final[Mapping[str, Any]] = {
     "q": {"tap": "q", "heads": [3], "scale": 0.5},
     "k": {"tap": "k", "heads": [1], "add": 0.25},
@@ -62,7 +64,12 @@ REFUSED: Final[Mapping[str, Any]] = {
     "a head that is not there": {"heads": [77]},
     "a negative count": {"top_k": -1},
     "an unknown field": {"more": 1},
-    "pairs": {"statistics": ["entropy", "pairs"]},
+    "pairs of none": {"statistics": ["entropy", "pairs"]},
+    "pairs of the prompt": {"statistics": ["pairs"], "statistic_options": {"pairs": [[3, 2]]}},
+    "a pair with a later key": {"statistics": ["pairs"], "statistic_options": {"pairs": [[30, 1], [32, 33]]}},
+    "candidates behind the text": {
+        "statistics": ["pairs"], "statistic_options": {"pairs": [[30, 1]], "candidates": [36]},
+    },
     "alignment": {"statistics": ["alignment"]},
     "learned sinks": {"statistics": ["sink_mass"]},
     "classes of none": {"statistics": ["classes"]},
@@ -93,6 +100,12 @@ def requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "weights and top keys": LOOK,
         "layers and heads in order": LOOK | {"layers": [2, 0], "heads": [5, 1]},
         "every statistic": {"statistics": statistics, "statistic_options": options},
+        "pairs": {"statistics": ["pairs", "entropy"], "statistic_options": {"pairs": PAIRS}},
+        "pairs among candidates": {
+            "statistics": ["pairs"],
+            "heads": [2, 0],
+            "statistic_options": {"pairs": PAIRS, "candidates": [0, 4, 5, 9, 31]},
+        },
         "spans of tokens": {"statistics": ["classes"], "statistic_options": {"spans": SPANS[2:3]}},
     }
     for name, look in looks.items():

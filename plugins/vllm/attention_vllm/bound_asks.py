@@ -116,9 +116,7 @@ def bind_ask(ask: AttentionAsk, model: KnownModel, prompt: Sequence[int], most: 
     heads = {layer: share.own_heads(wanted.heads, model.facts[layer]) for layer in (told if taps else layers)}
     _check_taps(model, {layer: facts[layer] for layer in told}, taps, len(prompt))
     settings = wanted.model_dump_json(exclude={"layers", "edits", "from_"}) + repr(spans)
-    return BoundAsk(
-        ask, layers, names, edits, edited_heads, of_outputs, heads, spans, next(iter(pairs), None), taps, settings
-    )
+    return BoundAsk(ask, layers, names, edits, edited_heads, of_outputs, heads, spans, pairs, taps, settings)
 
 
 def _check_taps(model: KnownModel, facts: Mapping[int, LayerFacts], taps: frozenset[str], length: int) -> None:

@@ -123,8 +123,8 @@ def _statistics(
         classes[name] = inside.expand(count, keys)
     pairs = None
     if bound.pairs is not None:
-        own = [bound.pairs.keys_of(text.length - 1) for text in texts]
-        pairs = GivenPairs.of_single_queries(own, bound.pairs.candidates, keys, device)
+        of_queries = [bound.pairs.keys_of(text.length - 1) for text in texts]
+        pairs = GivenPairs.of_single_queries(of_queries, bound.pairs.candidates, keys, device)
     inputs = StatisticInputs(options.window, options.sinks, of_keys, query_tokens, classes, able=able, pairs=pairs)
     totals = QueryTotals(WeightSizes(count, heads, 1, keys, device), bound.names, inputs)
     totals.add(weights[:, :, None], torch.ones_like(lengths, dtype=torch.bool), lengths - 1)

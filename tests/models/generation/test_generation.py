@@ -284,7 +284,7 @@ def test_tokens_of_the_checkpoint_that_the_model_does_not_have_are_no_padding_an
     assert [ids(choice) for choice in completion("llama", **options).choices] == [ids(each) for each in plain.choices]
 
 
-@pytest.mark.parametrize("name", ["pairs", "alignment", "retrieval"])
+@pytest.mark.parametrize("name", ["alignment", "retrieval"])
 def test_statistics_of_several_queries_are_refused(name):
     with pytest.raises(InvalidRequest) as fault:
         completion("llama", attention={"statistics": ["entropy", name]})

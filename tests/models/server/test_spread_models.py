@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.filterwarnings("ignore:os.fork"), pytest.mark.long]
 TEXT, TAPS = "The cat sat on the mat", ["q", "k", "v", "scores", "weights", "context", "output", "hidden", "mlp"]
 EDITS = {"1": [{"tap": "weights", "heads": [3], "keys": [0], "set": 0}, {"tap": "v", "heads": [2], "scale": 0.5}]}
 OF = {"position": 6, "token": " dog"}
-LOOK = {"layers": "all", "heads": [3, 0], "statistics": ["entropy", "received"], "top_k": 2}
+LOOK = {
+    "layers": "all", "heads": [3, 0], "statistics": ["entropy", "received", "pairs"], "top_k": 2,
+    "statistic_options": {"pairs": [[6, 1], [8, 8], [8, 3]]},
+}  # fmt: skip
 QUESTIONS = {
     "forward": {"text": TEXT, "return": [*TAPS, "logits"], "layers": "all", "edits": EDITS},
     "weights": {"text": TEXT, "layers": "all", "statistics": ["entropy", "received"], "select": {"heads": [3, 1]}},

@@ -384,7 +384,7 @@ OF_SOME: Final[Mapping[str, RareStatistic]] = {
     ),
     "chosen_share": RareStatistic("a layer of a whole model whose indexer chooses keys", chosen_share),
     RETRIEVAL: RareStatistic("a needle in a text and the whole answer to it, which a request for weights takes"),
-    PAIRS: RareStatistic("pairs of queries and keys of a whole text, which a request for weights takes"),
+    PAIRS: RareStatistic("given pairs of a query and a key, which requests for weights and for texts take"),
 }
 """The statistics that some attentions lack, by name. NaN stands for one that is not there. A new one is one entry."""
 EVERY_STATISTIC: Final[Mapping[str, Formula]] = HEAD_STATISTICS | {

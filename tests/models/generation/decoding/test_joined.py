@@ -477,14 +477,17 @@ def read_at_once(model, prompts):
 STATISTICS = "entropy", "max_weight", "sink_share", "mean_distance", "received", "own_position", "induction", "locality"
 
 
-def asked_of(number):
-    """What each of sixteen callers asks of its text, unlike those of the others."""
+def asked_of(number, tokens):
+    """What each of sixteen callers asks of its text, whose prompt has so many tokens, unlike those of the others."""
     look = {"statistics": [STATISTICS[(number + at) % 8] for at in range(1 + number % 4)], "top_k": number % 3}
     look |= {"weights": number % 4 == 0, "layers": [1]} if number > 8 else {}
     look |= {"heads": [1, 0]} if number % 5 == 1 else {}
     if number % 7 == 2:
         spans = {"spans": [{"name": "first", "tokens": [0, 2]}]} if number < 8 else {}
         look |= {"statistics": ["classes"], "statistic_options": {"token_classes": {"x": TEXT[:3]}, **spans}}
+    if number % 7 == 4:
+        pairs = {"pairs": [[tokens - 1, 0], [tokens, tokens - 2], [tokens, 1]]}
+        look |= {"statistics": ["pairs", "entropy"], "statistic_options": pairs}
     return look
 
 
@@ -496,10 +499,10 @@ def test_sixteen_callers_with_statistics_of_their_own_are_told_as_alone(kind):
     layers = {} if kind == "jamba" else {1: True}
     asked = []
     for number in range(16):
-        look = asked_of(number)
+        prompt = TEXT[number : number + (3, 6, 5, 7, 21, 30, 41, 35)[number % 8]]
+        look = asked_of(number, len(prompt))
         if not layers:
             look.pop("layers", None)
-        prompt = TEXT[number : number + (3, 6, 5, 7, 21, 30, 41, 35)[number % 8]]
         asked.append({"prompt": prompt, "attention": look, "max_tokens": 3})
     callers = Callers(model)
     for number, fields in enumerate(asked):

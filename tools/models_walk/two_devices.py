@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -45,7 +45,7 @@ _EDITS: Final = [
 ]
 _GENERATED: Final = {"model": "m", "prompt": _TEXT, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
 _LOOK: Final = {"layers": "all", "statistics": ["entropy", "max_weight"], "weights": True, "top_k": 2}
-_OF: Final = {"position": 6, "token": 4}
+_OF: Final = {"position": -1, "token": 4}
 _ABOUT: Final = {"tokens": _TEXT, "layers": "all"}
 _STATES: Final = {"0": [{"tap": "mlp", "add": 0.5}], "1": [{"tap": "hidden", "scale": 2}]}
 _HEADS: Final = {"layer": 0, "heads": [0, 1]}, {"layer": 1, "heads": [0, 1], "parts": ["q"]}
@@ -56,7 +56,8 @@ _OF_HEADS: Final = [
     {"tap": "weights", "heads": [2], "keys": [0], "scale": 0.5},
 ]
 _CHANGED: Final = {
-    "wrt": ["q", "v", "weights"], "of": _OF, "select": {"heads": [2], "queries": [5]}, "edits": {"1": _OF_HEADS}
+    "wrt": ["q", "v", "weights"], "layers": [0, 1], "of": _OF, "select": {"heads": [2], "queries": [5]},
+    "edits": {"1": _OF_HEADS}
 }  # fmt: skip
 QUESTIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "logits": ("forward", {"tokens": _TEXT, "return": ["logits"]}),
@@ -70,7 +71,7 @@ QUESTIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "mean": ("weights", _ABOUT | {"average_heads": True, "select": {"heads": [2, 3, 0]}, "edits": {"1": _OF_HEADS}}),
     "changed": ("weights", _ABOUT | {"compare": "unedited", "return_weights": True, "edits": {"0": _EDITS}}),
     "gradients": ("gradients", _ABOUT | {"wrt": ["embeddings", *_TAPS[:7], "hidden"], "of": _OF}),
-    "gradients of heads": ("gradients", _ABOUT | _CHANGED),
+    "gradients of heads": ("gradients", {"tokens": _TEXT} | _CHANGED),
     "effects": (
         "effects",
         {"tokens": _TEXT, "sweep": {"tap": "context", "over": ["layers", "heads"], "set": 0}, "of": _OF},
@@ -96,7 +97,7 @@ _NOT_COMPARED: Final = frozenset({"ran", "created", "id", "usage", "device"})
 def answer(served: ServedModel, operation: str, request: dict[str, Any]) -> Any:
     """Return all that a model answers to a request, as plain data."""
     events: list[Any] = []
-    body = memoryview(json.dumps(request).encode())
+    body = memoryview(json.dumps(named(request, operation, served.loaded.places)).encode())
     facts = {"free_bytes": 2**34, "reader": "", "form": "", "encoding": "list"}
     work = served.prepare(operation, body, facts, events.append)
     found = end_of(work)
@@ -108,6 +109,24 @@ def answer(served: ServedModel, operation: str, request: dict[str, Any]) -> Any:
         done = end_of(served.finish(found))
         return [json.loads(line) for line in _lines([*events, lines_of(done.last)])]
     return json.loads(found.reply.model_dump_json(by_alias=True))
+
+
+def named(request: dict[str, Any], operation: str, layers: Collection[str]) -> dict[str, Any]:
+    """Return a request whose layers 0 and 1 have the names that a model gives them, if it has an encoder and a decoder.
+
+    Those of whole texts are the encoder's.
+    """
+    if "0" in layers:
+        return request
+    stack = "decoder" if operation == "complete" else "encoder"
+    own = dict(request)
+    if "edits" in own:
+        own["edits"] = {f"{stack}.{layer}": edits for layer, edits in own["edits"].items()}
+    if isinstance(own.get("layers"), list):
+        own["layers"] = [f"{stack}.{layer}" for layer in own["layers"]]
+    if "attention" in own:
+        own["attention"] = named(own["attention"], operation, layers)
+    return own
 
 
 def _lines(events: list[Any]) -> list[bytes]:

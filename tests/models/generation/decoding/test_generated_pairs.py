@@ -147,3 +147,10 @@ def test_keys_behind_a_source_are_refused_by_name():
     with pytest.raises(InvalidRequest, match="source, below 21") as refused:
         alone(loaded_encoder("t5"), prompt=PROMPT, max_tokens=40, attention=asked([[30, 21]], layers=["cross.0"]))
     assert refused.value.param == "attention.statistic_options.pairs.0.1"
+
+
+@pytest.mark.parametrize("kind", ["mamba", "rwkv"])
+def test_pairs_of_a_model_without_attention_are_refused_as_its_attention_is(kind):
+    with pytest.raises(InvalidRequest) as refused:
+        alone(loaded(kind), prompt=PROMPT, max_tokens=NEW, attention=asked([[LAST, 0]]))
+    assert refused.value.param == "attention"

@@ -262,13 +262,13 @@ def looking_plan(
         raise InvalidRequest.at(
             "attention.statistic_options.spans", "they are parts of a prompt of text; leave them out"
         )
-    more["pairs"] = _pairs(loaded, wanted, places, rows, sampling.new_tokens, text=not more.get("arguments"))
     if not loaded.places and (look or wanted.keep):
         raise InvalidRequest.at(
             "attention",
             f"{loaded.without_attention}, which are those of a whole text, and are not made token by token; "
             f"{_OF_WHOLE_TEXTS}",
         )
+    more["pairs"] = _pairs(loaded, wanted, places, rows, sampling.new_tokens, text=not more.get("arguments"))
     return GenerationPlan(rows, padding, ends, sampling, look, places, edits, edits_answer, keeps=wanted.keep, **more)
 
 
@@ -336,7 +336,7 @@ def _pairs(
     firsts = [0 if loaded.reader.pairs else len(row) - 1 for row in rows]
     return text_pairs(
         wanted.statistic_options, [range(first, first + new_tokens) for first in firsts], asked=PAIRS in names,
-        own=not all(crossed), sources=[*map(len, rows)] if any(crossed) else None,
+        own=not (crossed and all(crossed)), sources=[*map(len, rows)] if any(crossed) else None,
     )  # fmt: skip
 
 

@@ -1,9 +1,12 @@
 """The models that are refused on several devices, by their files alone."""
 
+from pathlib import Path
+
 import pytest
 
+from attention_service.models.folders.model_catalogue import PROCESS_BYTES, ModelFolder
 from attention_service.models.folders.spread_models import SPREAD_TYPES, bytes_on_all, spread_refusal
-from attention_service.modules.checkpoints.forms.form import Facts
+from attention_service.modules.checkpoints.forms.form import Facts, Form
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4}
 GPT_OSS = {
@@ -41,6 +44,16 @@ def test_the_experts_are_divided_where_there_is_no_plan_for_heads():
     assert bytes_on_all(Facts(GPT_OSS), experts + others, 4, 3) == experts + 3 * others
     assert bytes_on_all(Facts(GPT_OSS | {"hidden_size": "ten"}), 500, 4, 3) == 1500
     assert bytes_on_all(Facts(LLAMA), 500, 4, 3) == 500
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_devices_with_memory_of_their_own_take_their_parts_alone(devices):
+    size = 10**12
+    folder = ModelFolder("a", Path("a"), Form(Facts(LLAMA)), 0, size, size, None)
+    for estimate, copies in ((folder.resident_bytes, 1), (folder.loading_bytes, 2)):
+        shared, own = (estimate(None, devices, apart=apart) for apart in (False, True))
+        assert shared == devices * PROCESS_BYTES + copies * size
+        assert own == PROCESS_BYTES + copies * size // devices
 
 
 def test_every_type_that_is_spread_is_one_of_transformers():

@@ -2,8 +2,18 @@
 
 import asyncio
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+from tests.models.server.process_double import FOLDER, ProcessDouble
+
+from attention_contract.errors import NeverFits, OverBudget
+from attention_service.models.server import resident_model
+from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import MemoryShare, ModelMemory
+from attention_service.models.server.model_question import Question
+from attention_service.models.server.resident_model import ResidentModel
 from attention_service.runtime.scheduling.budget import Budget
 
 
@@ -94,3 +104,18 @@ async def test_more_gives_way_if_what_was_freed_went_to_others():
     assert second.given_way == 1
     second.share.drop()
     await waiting
+
+
+async def test_a_model_that_is_larger_than_a_gpu_is_loaded_over_two(monkeypatch):
+    monkeypatch.setattr(resident_model, "WorkerProcess", ProcessDouble)
+    folder = replace(FOLDER, tensor_bytes=2**40, file_bytes=2**40)
+    memory, budget = make(int(0.6 * folder.loading_bytes("float32")))
+    device = SimpleNamespace(is_cuda=True, place="cuda:0", threads=0, give_back_cached=lambda _: None)
+    environment = ModelEnvironment(device, memory, 60, 60)
+    with pytest.raises((NeverFits, OverBudget)):
+        await ResidentModel("one", folder, "float32", environment).ask(Question())
+    model = ResidentModel("two", folder, "float32", environment, devices=["cuda:0", "cuda:1"])
+    await model.ask(Question())
+    assert memory.bytes == folder.resident_bytes("float32", 2, apart=True) < budget.total
+    await model.stop()
+    assert (memory.bytes, budget.in_flight) == (0, 0)

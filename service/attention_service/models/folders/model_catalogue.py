@@ -75,17 +75,22 @@ class ModelFolder:
         """The reason for which no process is started for it."""
         return self.fault if has_transformers() else _MISSING
 
-    def resident_bytes(self, dtype: str | None, processes: int = 1) -> int:
-        """Estimate the memory of its process once the model is loaded, or of several that have a part of it each."""
+    def resident_bytes(self, dtype: str | None, devices: int = 1, *, apart: bool = False) -> int:
+        """Estimate the memory of its processes, one a device, once the model is loaded.
+
+        ``apart``: each device has memory of its own, as GPUs have; the memory is then that of one.
+        """
         width = _WIDTHS[dtype or "float32"]
         tensors = self.tensor_bytes * width // _WIDTHS[self.form.facts.stored]
-        if processes > 1:
-            tensors = bytes_on_all(self.form.facts, tensors, width, processes)
-        return processes * PROCESS_BYTES + tensors
+        if devices > 1:
+            tensors = bytes_on_all(self.form.facts, tensors, width, devices)
+        whole = devices * PROCESS_BYTES + tensors
+        return whole // devices if apart else whole
 
-    def loading_bytes(self, dtype: str | None, processes: int = 1) -> int:
+    def loading_bytes(self, dtype: str | None, devices: int = 1, *, apart: bool = False) -> int:
         """Estimate the memory of the same while it loads: what is read of the file, beside what was made of it."""
-        return self.resident_bytes(dtype, processes) + self.file_bytes
+        read = self.file_bytes // devices if apart else self.file_bytes
+        return self.resident_bytes(dtype, devices, apart=apart) + read
 
     def info(self, name: str, dtype: str | None) -> ModelInfo:
         """Describe the model before it is loaded."""

@@ -126,11 +126,6 @@ class ResidentModel:
                 self._queue.discard(question)
                 self._stop_unwanted_load()
 
-    @property
-    def _processes(self) -> int:
-        """The processes that share the memory of the server's device."""
-        return 1 if self._environment.device.is_cuda else len(self.devices)
-
     def leave(self) -> None:
         """End as soon as nobody waits, also in the middle of loading."""
         self._leaves = True
@@ -203,14 +198,12 @@ class ResidentModel:
         """Start a process and have it load the model, with the memory for both."""
         environment, folder, budget = self._environment, self.folder, self._environment.budget
         self.progress = 0.0
-        need, most = (
-            folder.loading_bytes(self.dtype, self._processes) + self._prefix_bytes,
-            int(budget.capacity * _SHARE),
-        )
+        devices, apart = len(self.devices), environment.device.is_cuda  # the budget is that of one GPU
+        need = folder.loading_bytes(self.dtype, devices, apart=apart) + self._prefix_bytes
+        most = int(budget.capacity * _SHARE)
         device_bytes = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
         need = need if device_bytes is None else most
         held = Reservation(budget, self._queue.waiting.first().caller)
-        devices = len(self.devices)
         worker = None if self._spare is None or devices > 1 else self._spare.take(need)
         try:
             await self._take(held, need)
@@ -226,7 +219,7 @@ class ResidentModel:
                 "dtype": self.dtype,
                 "device": self.devices[0],
                 "devices": self.devices,
-                "threads": max(environment.device.threads // self._processes, 1),
+                "threads": max(environment.device.threads // devices, 1),
                 "free_bytes": device_bytes,
                 "prefix_bytes": self._prefix_bytes,
                 "memories": worker.memories.files,
@@ -237,8 +230,8 @@ class ResidentModel:
                 await worker.end()
             raise
         else:
-            resident = folder.resident_bytes(self.dtype, self._processes) + self._prefix_bytes
-            worker.limit = min(resident, need) + self._processes * worker.unforeseen_bytes
+            resident = folder.resident_bytes(self.dtype, devices, apart=apart) + self._prefix_bytes
+            worker.limit = min(resident, need) + (1 if apart else devices) * worker.unforeseen_bytes
             reserved = self._facts.pop("held_bytes")
             self._share.hold(worker.limit if reserved is None else PROCESS_BYTES + reserved)
         finally:

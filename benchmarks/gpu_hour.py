@@ -41,6 +41,12 @@ class Step:
 
 STEPS = (
     Step("machine", "which GPU, which driver", "nvidia-smi", 1, "nvidia-smi"),
+    Step(
+        "devices",
+        "a model over two GPUs, where there are two, beside the same on one",
+        "python -m pytest -q -p no:cacheprovider tests/models/server/test_spread_models.py",
+        4,
+    ),
     Step("tests", "every test that needs a GPU", "python -m pytest -q -p no:cacheprovider -m gpu tests", 15),
     Step("claims", "one line a claim, beside its goal", "python -m benchmarks.gpu_claims", 15),
     Step(
@@ -51,12 +57,6 @@ STEPS = (
         "every model type beside its eager self, both on the GPU",
         "python -m tools.models_walk --device cuda --jobs 8 --output .cache/gpu-hour/models-table.md",
         10,
-    ),
-    Step(
-        "devices",
-        "a model over two GPUs, where there are two, beside the same on one",
-        "python -m pytest -q -p no:cacheprovider tests/models/server/test_spread_models.py",
-        4,
     ),
     Step(
         "vllm-triton",

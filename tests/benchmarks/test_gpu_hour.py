@@ -26,7 +26,7 @@ def test_the_steps_are_printed_in_order(monkeypatch, capsys):
     places = [text.index(f"{number}. {step.name}: ") for number, step in enumerate(gpu_hour.STEPS, 1)]
     assert places == sorted(places)
     assert [step.name for step in gpu_hour.STEPS] == [
-        "machine", "tests", "claims", "models", "walk", "devices", "vllm-triton", "vllm-flash",
+        "machine", "devices", "tests", "claims", "models", "walk", "vllm-triton", "vllm-flash",
         "kernels", "memcheck", "ncu",
     ]  # fmt: skip
     assert all(step.command in text for step in gpu_hour.STEPS)

@@ -42,7 +42,7 @@ difference, as a share of the largest number that is compared.
   [implicit weights](models.md#layers-without-a-softmax) times values from their own output in transformers, in float64.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).
 - *devices*: *two* if models of the type may be [spread over devices](scale.md#a-model-on-several-devices): two
-  processes answered 18 questions as one does, in float64 within 1e-12 (`python -m tools.models_walk.two_devices`).
+  processes answer as one does, in float64 within 1e-12 (`python -m tools.models_walk.two_devices`).
 - *forms*: the heads besides that for tokens with which its checkpoints open: *classes* of texts, of *tokens*, of
   *images* or of *objects* in images, *answers* in a text, a *choice* of texts. Their numbers are not compared here.
 

@@ -255,6 +255,20 @@ def test_layers_that_another_backend_computes_are_never_left_out_in_silence():
     assert "layers [1]" in result["refused"]["detail"]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_refusal_of_one_ask_leaves_those_beside_it(version):
+    engine = FakeEngine(facts_of(), SideBySide() if version == 2 else TokensLast(), version=version)
+    engine.skipped = {1}
+    engine.add("a", [*range(5)], {"statistics": ["duplicate_token"]})  # V2 does not know its tokens either
+    engine.add("b", [*range(4)], LOOK | {"layers": [0]})
+    for text in engine.texts.values():
+        engine.grow(text)
+    results = engine.run({"a": (0, 5), "b": (0, 4)})
+    (result,) = results["a"]
+    assert "layers [1]" in result["refused"]["detail"]
+    hold(engine, "b", results["b"], [4], [0])
+
+
 def test_a_fault_in_the_plugin_ends_the_ask_alone():
     class Broken(TokensLast):
         def key_pages(self, cache, tokens):

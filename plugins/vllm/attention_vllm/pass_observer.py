@@ -275,7 +275,7 @@ class PassObserver:
         texts = {text.name: text for told in self._told for text in told.texts}
         tokens: dict[str, list[int] | None] = {}
         for name, text in texts.items():
-            if text.bound.reads_tokens:
+            if text.bound.reads_tokens and name in self._asked:  # not refused meanwhile
                 tokens[name] = tokens_of(name, self._runner)
                 own = (tokens[name] or [])[: text.length]
                 if len(own) < text.length or min(own) < 0:  # a negative one stands for a token that is not known yet

@@ -108,7 +108,8 @@ class AttentionOfTokens(WireModel):
     keep: bool = False
     """Store the whole run as a recording. Needs one choice of one prompt."""
     watch: Listed[Watch] = Field(default_factory=list, max_length=16)
-    """Linear probes that score each token, and may end the text. Beside them, no statistics are the default."""
+    """Linear probes that score each token, and may end the text. Beside them, no statistics are the default, nor beside
+    edits of a model without attention."""
 
     @model_validator(mode="after")
     def _begins_something(self) -> "AttentionOfTokens":
@@ -174,7 +175,7 @@ class DrawOptions(WireModel):
     """Divides positive logits, and multiplies negative ones, of the tokens of prompt and answer. Default: that of the
     checkpoint, or 1."""
     min_tokens: int | None = Field(default=None, ge=0, le=MAX_NEW_TOKENS)
-    """The number of tokens of a choice before which it does not end, be it by a token or by a text in ``stop``."""
+    """The number of tokens of a choice before which it ends neither by a token nor by a text in ``stop`` or a probe."""
     stop_token_ids: Annotated[list[Index], Field(max_length=1024)] | None = None
     """Token ids that end a choice, besides those of the checkpoint."""
     ignore_eos: bool | None = None
@@ -348,10 +349,23 @@ class CompletionRequest(GenerationOptions):
     def _tells_something(self) -> "CompletionRequest":
         if self.max_tokens == 0 and not self.echo:
             raise at_fault("max_tokens", "expected 1 or more; 0 goes with echo alone")
+        if self.max_tokens == 0 and self.attention is not None:
+            self._check_echoed(self.attention)
         first = self.prompt[0] if isinstance(self.prompt, list) else self.prompt
         if self.add_special_tokens and not isinstance(first, str):
             raise at_fault("add_special_tokens", "token ids are taken as they are; send texts, or leave it out")
         return self
+
+    @staticmethod
+    def _check_echoed(attention: AttentionOfTokens) -> None:
+        """Raise an error of validation for what is about generated tokens, of which there are none."""
+        for name, field in AttentionOfTokens.model_fields.items():
+            neutral: tuple[Any, ...] = (field.get_default(call_default_factory=True), [])
+            if name not in {"edits", "steer"} and getattr(attention, name) not in neutral:
+                raise at_fault(
+                    f"attention.{field.alias or name}",
+                    "it is about generated tokens, and max_tokens is 0; ask for more, or leave it out",
+                )
 
 
 class EmbeddingRequest(OpenAIRequest):

@@ -92,7 +92,7 @@ def test_a_probe_that_the_model_cannot_watch_with_is_refused_by_field(family, ch
     monkeypatch.setattr(watched_plan, "watched_heads", lambda *_: watched)
     wanted = validate(AttentionOfTokens, {"watch": [{"probe": ID}]})
     with pytest.raises(InvalidRequest, match=reason) as refused:
-        watched_plan.watch_of(loaded(family), wanted, {ID: "unread"})
+        watched_plan.watch_of(loaded(family), wanted, {ID: "unread"}, 8)
     assert refused.value.param.startswith("attention.watch.0.probe")
 
 

@@ -252,7 +252,7 @@ class RunningGeneration:
 
     def _watched(self, text: RunningText, watch: TextWatch) -> Json:
         """The fields of a choice that the scores of its probes give with its new token."""
-        reason = watch.stopped(text.steps)
+        reason = None if text.steps < self._plan.sampling.least_tokens else watch.stopped(text.steps)
         told: Json = {} if reason is None else {"stop_reason": reason}
         return told | ({"prompt_scores": watch.prompt} if watch.prompt and text.steps == 1 else {})
 

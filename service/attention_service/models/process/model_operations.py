@@ -124,7 +124,8 @@ def _generation(plan_of: Callable[[LoadedModel, Any], GenerationPlan]) -> Work:
     def work(model: AskedModel, request: Any, facts: Facts, emit: Emit) -> PricedRun:
         loaded, memory, plan = model.loaded, model.costs.memory, plan_of(model.loaded, request)
         if request.attention is not None and request.attention.watch:
-            plan = replace(plan, watch=watch_of(loaded, request.attention, facts["probes"]))
+            watch = watch_of(loaded, request.attention, facts["probes"], plan.sampling.new_tokens)
+            plan = replace(plan, watch=watch)
         need = plan.needed_bytes(loaded) + memory.image_bytes(plan.vision)
         need += loaded.reader.front_bytes(plan.arguments) if plan.arguments else 0
 

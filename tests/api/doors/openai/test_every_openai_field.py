@@ -221,3 +221,34 @@ def test_a_field_of_attention_changes_the_answer(http, plain, kind, name):
     if callable(case.value):
         case = case._replace(value=case.value(http))
     check(http, plain, REQUESTS[kind], "attention", nested(name, case))
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_field_of_attention_acts_on_an_echoed_prompt_alone_or_is_refused_by_name(http, name):
+    case = ATTENTION[name]
+    value = case.value(http) if callable(case.value) else case.value
+    body = REQUESTS["completion"].sent | {"max_tokens": 0, "echo": True, "logprobs": 0}
+    status, before = answered(http, "completions", body)
+    assert status == 200
+    status, after = answered(http, "completions", body | {"attention": {name: value} | case.beside})
+    if name in {"edits", "steer"}:
+        assert status == 200, after
+        assert after != before
+    else:
+        named = {f"attention.{field}" for field in (name, *case.beside)}
+        assert (status, after["error"]["param"] in named) == (400, True), after
+
+
+def test_a_rule_that_never_stops_is_refused_and_min_tokens_hold_a_probe_back(http):
+    (watch,) = watching(http)
+    body = REQUESTS["completion"].sent | {"max_tokens": 6}
+
+    def stopping(after, **fields):
+        stop = {"above": -1e9, "after": after}
+        return answered(http, "completions", body | fields | {"attention": {"watch": [watch | {"stop": stop}]}})
+
+    status, reply = stopping(6)
+    assert (status, reply["error"]["param"]) == (400, "attention.watch.0.stop.after")
+    for after, fields, last in ((5, {}, 5), (0, {}, 0), (0, {"min_tokens": 4}, 3), (4, {"min_tokens": 2}, 4)):
+        status, reply = stopping(after, **fields)
+        assert (status, reply["choices"][0]["stop_reason"]["token"]) == (200, last)

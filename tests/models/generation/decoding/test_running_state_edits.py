@@ -12,6 +12,7 @@ from tests.models.generation.decoding.test_read_texts import text
 from tests.models.small_models import device
 from tools.models_walk.model_types import built
 
+from attention_contract.errors import InvalidRequest
 from attention_service.models.generation.decoding.decoder import Decoder
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.float64_runs import compute_in_float64, made_in_float64
@@ -154,3 +155,15 @@ def test_what_edits_left_in_a_state_is_read_on_by_the_same_edits_alone():
     finally:
         kept.close()
         whole.close()
+
+
+def test_edits_of_a_model_without_attention_need_no_word_on_statistics():
+    model = loaded("mamba2")
+    wanted = asked("0", "hidden", added("mamba2", "0", "hidden"), "everywhere")
+    unsaid = {name: value for name, value in wanted["attention"].items() if name != "statistics"}
+    said, silent = (alone(model, PROMPT, **wanted | {"attention": each}) for each in (wanted["attention"], unsaid))
+    assert log_probabilities(said) == log_probabilities(silent)
+    for refused in ({}, unsaid | {"statistics": ["entropy"]}, unsaid | {"top_k": 1}):
+        with pytest.raises(InvalidRequest, match="not made token by token") as fault:
+            alone(model, PROMPT, **wanted | {"attention": refused})
+        assert fault.value.param.startswith("attention")

@@ -254,7 +254,8 @@ def looking_plan(
         raise InvalidRequest.at("echo", "edits of some queries or keys go without echo and logprobs")
     if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
         raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
-    silent = wanted.statistics == [] or (wanted.statistics is None and bool(wanted.watch))
+    changes_alone = not loaded.places and bool(edits)
+    silent = wanted.statistics == [] or (wanted.statistics is None and (bool(wanted.watch) or changes_alone))
     look = None if silent and not (wanted.top_k or wanted.weights) else wanted
     if look is not None and silent:
         look = wanted.model_copy(update={"statistics": []})

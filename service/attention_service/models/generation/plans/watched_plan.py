@@ -20,11 +20,20 @@ from attention_service.models.loaded.streams.watched_probes import (
 from attention_service.runtime.binding.bound_statistics import check_unspoiled
 
 
-def watch_of(loaded: LoadedModel, wanted: AttentionOfTokens, files: Mapping[str, str]) -> Sequence[Watched]:
-    """Read the probes of a generation; ``files``: their paths by id. Raises InvalidRequest that names the field."""
+def watch_of(
+    loaded: LoadedModel, wanted: AttentionOfTokens, files: Mapping[str, str], new_tokens: int
+) -> Sequence[Watched]:
+    """Read the probes of a generation; ``files``: their paths by id; ``new_tokens``: the most that are generated.
+
+    Raises InvalidRequest that names the field.
+    """
     watched: list[Watched] = []
     for at, watch in enumerate(wanted.watch):
         param, path = f"attention.watch.{at}", Path(files[watch.probe])
+        if watch.stop is not None and watch.stop.after >= new_tokens:
+            raise InvalidRequest.at(
+                f"{param}.stop.after", f"expected less than the {new_tokens} tokens that are generated at most"
+            )
         heads = watched_heads(watch, path, param)
         if heads is not None:
             watched.append(_of_heads(loaded, heads, wanted, f"{param}.probe"))

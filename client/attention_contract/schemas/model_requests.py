@@ -43,6 +43,14 @@ _WHOLE_TAPS: Final = _OF_ALL | {"hidden", "mlp", "router", "output"}
 """Returned tensors that ``select`` does not narrow."""
 
 
+def check_read_alone(watches: Sequence[Watch]) -> None:
+    """Raise an error of validation for what a watch says about generated tokens, where texts are read alone."""
+    for at, watch in enumerate(watches):
+        for name in ("stop", "prompt"):
+            if getattr(watch, name):
+                raise at_fault(f"watch.{at}.{name}", "nothing is generated here; leave it out")
+
+
 class ModelForwardRequest(ModelInput):
     """Run a whole model, and return its predictions and any taps of any layers."""
 
@@ -104,10 +112,7 @@ class ModelForwardRequest(ModelInput):
     def _watches_alone(self) -> "ModelForwardRequest":
         if self.watch and self.likelihood is not None:
             raise at_fault("watch", "likelihoods are of masked copies of a text; leave it out")
-        for at, watch in enumerate(self.watch):
-            for name in ("stop", "prompt"):
-                if getattr(watch, name):
-                    raise at_fault(f"watch.{at}.{name}", "nothing is generated here; leave it out")
+        check_read_alone(self.watch)
         return self
 
     @model_validator(mode="after")
@@ -244,6 +249,8 @@ class ModelWeightsRequest(TokenLabels, ModelInput):
     """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
     the same input of the layer. ``base``, of a model with an adapter: also return ``base``, the results of its base for
     the same text, and ``differences``: the adapter's minus those."""
+    watch: Listed[Watch] = Field(default_factory=list, max_length=16)
+    """Linear probes that score every token."""
     keep: bool = False
     """Store the run as a recording with the weights of the requested layers."""
 
@@ -251,6 +258,7 @@ class ModelWeightsRequest(TokenLabels, ModelInput):
     def _narrows_something(self) -> "ModelWeightsRequest":
         check_narrowing(self)
         check_spans(self.statistic_options, self.statistics)
+        check_read_alone(self.watch)
         return self
 
 
@@ -482,6 +490,8 @@ class ModelWeightsReply(ModelReply, DrawableReply):
     picture_names: ClassVar = frozenset({"labels", "query_labels", "heads"})
 
     layers: list[LayerWeights]
+    watched: IfRequested[list[ProbeScores]] = ABSENT
+    """The scores by each probe of ``watch``, in their order."""
 
     def to_table(self) -> Any:
         """Return the statistics as a ``pyarrow.Table``: a row for each layer, text and head.

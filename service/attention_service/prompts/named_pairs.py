@@ -76,8 +76,6 @@ def text_pairs(
 
 
 def _no_query(query: int, text: range) -> str:
-    if not text:
-        return "no token is generated, so no query chooses one; leave pairs out"
     return (
         f"expected a query that chooses a token, {text.start} to {text.stop - 1}; got {query}. Pairs of the prompt "
         "come with the weights of the text (/v1/models/{model}/weights)"

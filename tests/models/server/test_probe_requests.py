@@ -156,13 +156,16 @@ def direction(models):
     return models.fit_probe("tiny", HIDDEN, weights=weights, bias=0.5).id, weights
 
 
-def test_a_forward_request_scores_every_token(models, direction):
+def test_requests_for_a_pass_and_for_weights_score_every_token(models, direction):
     probe, weights = direction
     for text, rank in ((TEXTS[0], 1), (TEXTS[:2], 2)):
         reply = models.forward("tiny", text, return_=["hidden"], watch=[{"probe": probe}])
         (watched,) = reply.watched
         assert (watched.probe, watched.scores.ndim) == (probe, rank)
         np.testing.assert_allclose(watched.scores, reply.layers[1].hidden @ weights + 0.5, atol=1e-5)
+        (beside,) = models.weights("tiny", text, layers=[3], watch=[{"probe": probe}]).watched
+        assert (beside.probe, beside.scores.ndim) == (probe, rank)
+        np.testing.assert_allclose(beside.scores, watched.scores, atol=1e-5)
     alone = models.forward("tiny", TEXTS[0], watch=[{"probe": probe}])
     assert alone.layers == []
     np.testing.assert_allclose(alone.watched[0].scores, watched.scores[0], atol=1e-5)
@@ -211,9 +214,12 @@ def test_every_door_stops_where_a_loop_over_the_scores_says(url, models, directi
     ("path", "fields", "status", "param"),
     [
         ("forward", {"watch": [{"probe": "f" * 32}]}, 404, "watch.0.probe"),
+        ("weights", {"watch": [{"probe": "f" * 32}]}, 404, "watch.0.probe"),
         ("forward", {"watch": [{"probe": "own", "stop": {"above": 1}}]}, 422, "watch.0.stop"),
+        ("weights", {"watch": [{"probe": "own", "stop": {"above": 1}}]}, 422, "watch.0.stop"),
         ("forward", {"watch": [{"probe": "own", "prompt": True}]}, 422, "watch.0.prompt"),
         ("forward", {"watch": [{"probe": "own"}, {"probe": "own"}]}, 422, "watch.1.probe"),
+        ("weights", {"watch": [{"probe": "own"}, {"probe": "own"}]}, 422, "watch.1.probe"),
         ("forward", {"watch": [{"probe": "statistics"}]}, 422, "watch.0.probe"),
         ("forward", {"watch": [{"probe": "query"}]}, 422, "watch.0.probe"),
         ("complete", {"probe": "own", "stop": {"above": 1, "after": -1}}, 422, "attention.watch.0.stop.after"),
@@ -237,8 +243,8 @@ def test_refused_watches_name_the_field(url, models, direction, path, fields, st
             ids[name] = models.fit_probe("copy", HIDDEN, weights=np.ones(64)).id
         return watch | {"probe": ids.get(name, name)}
 
-    if path == "forward":
-        body, path = {"text": "Kate"} | {"watch": [*map(known, fields["watch"])]}, "/v1/models/tiny/forward"
+    if path != "complete":
+        body, path = {"text": "Kate"} | {"watch": [*map(known, fields["watch"])]}, f"/v1/models/tiny/{path}"
     else:
         body, path = {"model": "tiny", "prompt": "Kate", "attention": {"watch": [known(fields)]}}, "/v1/completions"
     refused = httpx.post(url + path, json=body, timeout=120).json()

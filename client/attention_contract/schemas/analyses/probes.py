@@ -209,7 +209,8 @@ class Watch(WireModel):
     stop: WatchStop | None = None
     """The rule that ends a generated text."""
     prompt: bool = False
-    """Also return the scores of the tokens of the prompt, of generations; forward requests score all tokens."""
+    """Also return the scores of the tokens of the prompt, of generations; requests for a pass or for weights score all
+    tokens."""
 
 
 class StopReason(WireModel):

@@ -141,8 +141,7 @@ def _parted(
         weights = weights_with(loaded, checked.adapter)
         ran = reply.ran.model_copy(update={"joined": len(questions), "kernels": kernels, "weights": weights})
         fields = part(reply, own, several) | {"labels": labels if several else labels[0], "ran": ran}
-        if isinstance(reply, ModelForwardReply):
-            fields["watched"] = _watched_part(reply, checked, own) if checked.watch else ABSENT
+        fields["watched"] = _watched_part(reply, checked, own) if checked.watch else ABSENT
         replies.append(reply.model_copy(update=fields))
     return replies
 
@@ -159,7 +158,9 @@ def _forward_part(reply: ModelForwardReply, texts: OwnTexts, _: bool) -> dict[st
     return {"predictions": shown}
 
 
-def _watched_part(reply: ModelForwardReply, checked: CheckedRequest, texts: OwnTexts) -> list[ProbeScores]:
+def _watched_part(
+    reply: ModelForwardReply | ModelWeightsReply, checked: CheckedRequest, texts: OwnTexts
+) -> list[ProbeScores]:
     """The scores of a request's texts by its probes, of those by the probes of all."""
     scores = {watched_probe.probe: np.asarray(watched_probe.scores) for watched_probe in reply.watched}
     row = texts.rows if checked.inputs.several else texts.rows.start

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.analyses.probes import ProbeScores
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest, ModelTap
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import answer_places, answer_replies, has_answers
 from attention_service.models.answers.model_recordings import Recorded, recording_of
-from attention_service.models.answers.read_states import entered_by_stack, states_to_read
+from attention_service.models.answers.read_states import entered_by_stack, states_to_read, watched_scores
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
 from attention_service.models.loaded.checked_request import (
@@ -27,7 +26,6 @@ from attention_service.models.loaded.checked_request import (
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
 from attention_service.models.loaded.model_runner import ON_HOST, WHOLE, Predictions, Reading, RunResult, RunSpec
-from attention_service.models.loaded.streams.watched_probes import WatchedProbe
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import MEDIA
 from attention_service.models.passes.points import EMBEDDINGS, Point
@@ -132,7 +130,7 @@ def recorded_forward(
                 layer[name] = array if batched else array[0]
         fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
     if checked.watch:
-        fields["watched"] = [_scored(loaded, checked, probe, run.at[probe.point]) for probe in checked.watch]
+        fields["watched"] = watched_scores(loaded, checked, run.at)
     recording = recording_of(loaded, request, checked.inputs, results, run.at) if keep else None
     return Recorded(valid(ModelForwardReply, fields | run_fields(loaded, checked, attention_pass)), recording)
 
@@ -147,14 +145,6 @@ def _entering(loaded: LoadedModel, at: Mapping[Point, Tensor], wanted: Collectio
         state = at[EMBEDDINGS]
         states["embeddings"] = state.flatten(1, 2) if state.ndim == 4 and loaded.reader.enters == "pixels" else state
     return states
-
-
-def _scored(loaded: LoadedModel, checked: CheckedRequest, probe: WatchedProbe, state: Tensor) -> ProbeScores:
-    """The scores of every token by a probe."""
-    place = loaded.place_of(probe.layer)
-    batched = checked.several(place) if probe.name == "output" else checked.several_states(place)
-    scores = to_numpy(probe.scores(state.flatten(2)))
-    return valid(ProbeScores, {"probe": probe.id, "scores": scores if batched else scores[0]})
 
 
 @torch.inference_mode()

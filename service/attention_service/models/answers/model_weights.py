@@ -25,12 +25,12 @@ from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.problem import Problem
 from attention_service.models.answers.given_answers import check_answers
 from attention_service.models.answers.model_recordings import Recorded, recording_of
-from attention_service.models.answers.read_states import states_to_read
+from attention_service.models.answers.read_states import states_to_read, watched_scores
 from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.checked_request import CheckedRequest, layer_tasks, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
-from attention_service.models.loaded.model_runner import RunSpec
+from attention_service.models.loaded.model_runner import WHOLE, RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.module_taps import CHOSEN_SHARE
@@ -118,16 +118,17 @@ def recorded_weights(
         loaded.runner.run(checked.inputs.arguments, RunSpec(unedited))
     attention_pass = weights_pass(loaded, request, checked, unedited.problems)
     attention_pass.started, attention_pass.own = unedited.started, own
-    spec = RunSpec(attention_pass, states_to_read(loaded, checked, hidden=request.keep))
-    run = loaded.runner.run(checked.inputs.arguments, spec)
+    read = states_to_read(loaded, checked, hidden=request.keep)
+    read |= {probe.point: WHOLE for probe in checked.watch if probe.point not in read}
+    run = loaded.runner.run(checked.inputs.arguments, RunSpec(attention_pass, read))
     results = attention_pass.take()
     layers = [
         layer_weights(place.key, results[place.key], implicit=place.mixes != "attention") for place in checked.places
     ]
     recording = recording_of(loaded, request, checked.inputs, results, run.at) if request.keep else None
-    return Recorded(
-        valid(ModelWeightsReply, {"layers": layers} | run_fields(loaded, checked, attention_pass)), recording
-    )
+    watched = {"watched": watched_scores(loaded, checked, run.at)} if checked.watch else {}
+    fields = {"layers": layers} | watched | run_fields(loaded, checked, attention_pass)
+    return Recorded(valid(ModelWeightsReply, fields), recording)
 
 
 def layer_weights(key: LayerKey, results: Fields, *, implicit: bool = False) -> LayerWeights:

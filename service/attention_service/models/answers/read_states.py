@@ -1,9 +1,12 @@
-"""The states around the layers of a request, as a run reads them for replies and recordings."""
+"""The states around the layers of a request, as a run reads them for replies, recordings and probes."""
 
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from attention_contract.base import valid
+from attention_contract.schemas.analyses.probes import ProbeScores
+from attention_service.core.tensors import to_numpy
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_runner import ON_HOST, Reading
@@ -31,3 +34,14 @@ def states_to_read(
 def entered_by_stack(at: Mapping[Point, Tensor]) -> dict[str, Tensor]:
     """The states that entered each stack that ran, in the order in which they ran."""
     return {stack_of(layer): x for (layer, name), x in at.items() if layer is not None and name == "entering"}
+
+
+def watched_scores(loaded: LoadedModel, checked: CheckedRequest, at: Mapping[Point, Tensor]) -> list[ProbeScores]:
+    """The scores of every token by each probe of a request, of the states at their points."""
+    found: list[ProbeScores] = []
+    for probe in checked.watch:
+        place = loaded.place_of(probe.layer)
+        batched = checked.several(place) if probe.name == "output" else checked.several_states(place)
+        scores = to_numpy(probe.scores(at[probe.point].flatten(2)))
+        found.append(valid(ProbeScores, {"probe": probe.id, "scores": scores if batched else scores[0]}))
+    return found

@@ -116,9 +116,14 @@ def forward(model: AskedModel, request: ModelForwardRequest, facts: Facts, *_: o
     """The work of a request for predictions and taps, or for likelihoods."""
     if request.likelihood is not None:
         return _likelihoods(model, request)
+    return _one_pass(model, request, _watched(model, request, facts), recorded_forward)
+
+
+def _watched(model: AskedModel, request: ModelForwardRequest | ModelWeightsRequest, facts: Facts) -> CheckedRequest:
+    """Read a request, with the probes that score its tokens. Raises InvalidRequest."""
     checked = read_request(model.loaded, request)
     probes = watched_probes(model.loaded, request.watch, facts["probes"], "watch") if request.watch else ()
-    return _one_pass(model, request, replace(checked, watch=probes), recorded_forward)
+    return replace(checked, watch=probes)
 
 
 def _likelihoods(model: AskedModel, request: ModelForwardRequest) -> PricedRun:
@@ -129,9 +134,9 @@ def _likelihoods(model: AskedModel, request: ModelForwardRequest) -> PricedRun:
     return model.in_parts([stage], answer, stage.texts, "forward", "likelihood")
 
 
-def weights(model: AskedModel, request: ModelWeightsRequest, *_: object) -> PricedRun:
+def weights(model: AskedModel, request: ModelWeightsRequest, facts: Facts, *_: object) -> PricedRun:
     """The work of a request for weights."""
-    checked = read_request(model.loaded, request)
+    checked = _watched(model, request, facts)
     return _one_pass(model, request, checked, compared_weights if request.compare == "base" else recorded_weights)
 
 

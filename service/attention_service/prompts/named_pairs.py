@@ -60,14 +60,14 @@ def text_pairs(
         candidates = lists_with_fields("candidates", options.candidates, len(queries), at)
     found = []
     for number, ((field, given), (of_candidates, chosen)) in enumerate(zip(pairs, candidates, strict=True)):
-        text = queries[number]
+        text, source = queries[number], [] if sources is None else [sources[number]]
         for index, (query, key) in enumerate(given):
             if query not in text:
                 raise InvalidRequest.at(f"{field}.{index}.0", _no_query(query, text))
-            most = min([query + 1] * own + ([] if sources is None else [sources[number]]))
+            most = min([query + 1] * own + source)
             if key >= most:
                 raise InvalidRequest.at(f"{field}.{index}.1", _no_key(key, most, own=own and most == query + 1))
-        most = min([text.stop] * own + ([] if sources is None else [sources[number]]))
+        most = min([text.stop] * own + source)
         for index, key in enumerate(chosen or ()):
             if key >= most:
                 raise InvalidRequest.at(f"{of_candidates}.{index}", f"expected a key below {most}; got {key}")

@@ -165,12 +165,13 @@ class PairShares(SummedStatistic):
         """Return each of the six means ``[B, H]``, or of the two of pairs as given; NaN without a counted query."""
         given = self._pairs.queries >= 0  # [B, P]
         sums = dict(self._sums)
-        if not self._pairs.same_tokens:  # w has no transpose
-            sums |= {name: torch.full_like(counts, torch.nan) for name in ("swapped_share", "swapped_first")}
-        sums["both_share"] = sums["share"] + sums["swapped_share"]
-        sums["both_first"] = self._both_first(given)
         if self._pairs.as_given:
             sums = {name: sums[name] for name in ("share", "first")}
+        else:
+            if not self._pairs.same_tokens:  # w has no transpose
+                sums |= {name: torch.full_like(counts, torch.nan) for name in ("swapped_share", "swapped_first")}
+            sums["both_share"] = sums["share"] + sums["swapped_share"]
+            sums["both_first"] = self._both_first(given)
         number = given.sum(-1)[:, None]
         return {name: torch.where(counts > 0, x / number, torch.nan) for name, x in sums.items()}
 

@@ -25,7 +25,7 @@ from attention_service.models.loaded.checked_request import (
 )
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
-from attention_service.models.loaded.model_runner import ON_HOST, WHOLE, Predictions, Reading, RunResult, RunSpec
+from attention_service.models.loaded.model_runner import ON_HOST, Predictions, Reading, RunResult, RunSpec
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import MEDIA
 from attention_service.models.passes.points import EMBEDDINGS, Point
@@ -94,7 +94,6 @@ def recorded_forward(
         loaded.runner.check_tap(place, name, "read", f"return.{request.return_.index(name)}")
     read = states_to_read(loaded, checked, wanted & {"output", "mlp", "router"}, hidden=keep or "hidden" in wanted)
     read |= dict.fromkeys([EMBEDDINGS] if "embeddings" in wanted else (), ON_HOST)
-    read |= {probe.point: WHOLE for probe in checked.watch if probe.point not in read}
     run = (_run_twice if twice else _run)(loaded, checked, attention_pass, predicted, read)
     rows = run.rows
     rows, before = rows.halves if twice and rows is not None else (rows, before)

@@ -30,7 +30,7 @@ from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.checked_request import CheckedRequest, layer_tasks, read_request
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_description import run_fields
-from attention_service.models.loaded.model_runner import WHOLE, RunSpec
+from attention_service.models.loaded.model_runner import RunSpec
 from attention_service.models.passes.attention_pass import AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.models.passes.module_taps import CHOSEN_SHARE
@@ -119,7 +119,6 @@ def recorded_weights(
     attention_pass = weights_pass(loaded, request, checked, unedited.problems)
     attention_pass.started, attention_pass.own = unedited.started, own
     read = states_to_read(loaded, checked, hidden=request.keep)
-    read |= {probe.point: WHOLE for probe in checked.watch if probe.point not in read}
     run = loaded.runner.run(checked.inputs.arguments, RunSpec(attention_pass, read))
     results = attention_pass.take()
     layers = [

@@ -9,7 +9,7 @@ from attention_contract.schemas.analyses.probes import ProbeScores
 from attention_service.core.tensors import to_numpy
 from attention_service.models.loaded.checked_request import CheckedRequest
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.loaded.model_runner import ON_HOST, Reading
+from attention_service.models.loaded.model_runner import ON_HOST, WHOLE, Reading
 from attention_service.models.passes.attention_places import AttentionPlace, stack_of
 from attention_service.models.passes.points import Point
 
@@ -17,7 +17,7 @@ from attention_service.models.passes.points import Point
 def states_to_read(
     loaded: LoadedModel, checked: CheckedRequest, added: Iterable[str] = (), *, hidden: bool = False
 ) -> dict[Point, Reading]:
-    """The states that attentions and MLPs of a request add; its hidden states, with those that enter each stack.
+    """The states that a request reads: what its layers add, hidden ones with the first of a stack, those of probes.
 
     ``added``: the names of the points of each layer, besides ``hidden``.
     """
@@ -28,7 +28,7 @@ def states_to_read(
             firsts.setdefault(stack_of(place.key), place)
         read += [(place.key, "hidden") for place in checked.places]
         read += [(place.key, "entering") for place in firsts.values()]
-    return dict.fromkeys(read, ON_HOST)
+    return {probe.point: WHOLE for probe in checked.watch} | dict.fromkeys(read, ON_HOST)
 
 
 def entered_by_stack(at: Mapping[Point, Tensor]) -> dict[str, Tensor]:

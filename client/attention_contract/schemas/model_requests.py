@@ -257,8 +257,10 @@ class ModelWeightsRequest(TokenLabels, ModelInput):
     @model_validator(mode="after")
     def _narrows_something(self) -> "ModelWeightsRequest":
         check_narrowing(self)
-        check_spans(self.statistic_options, self.statistics)
-        check_read_alone(self.watch)
+        if self.statistic_options.spans:
+            check_spans(self.statistic_options, self.statistics)
+        if self.watch:
+            check_read_alone(self.watch)
         return self
 
 

@@ -28,7 +28,10 @@ def states_to_read(
             firsts.setdefault(stack_of(place.key), place)
         read += [(place.key, "hidden") for place in checked.places]
         read += [(place.key, "entering") for place in firsts.values()]
-    return {probe.point: WHOLE for probe in checked.watch} | dict.fromkeys(read, ON_HOST)
+    points: dict[Point, Reading] = dict.fromkeys(read, ON_HOST)
+    for probe in checked.watch:
+        points.setdefault(probe.point, WHOLE)
+    return points
 
 
 def entered_by_stack(at: Mapping[Point, Tensor]) -> dict[str, Tensor]:

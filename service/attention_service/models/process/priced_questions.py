@@ -122,8 +122,9 @@ def forward(model: AskedModel, request: ModelForwardRequest, facts: Facts, *_: o
 def _watched(model: AskedModel, request: ModelForwardRequest | ModelWeightsRequest, facts: Facts) -> CheckedRequest:
     """Read a request, with the probes that score its tokens. Raises InvalidRequest."""
     checked = read_request(model.loaded, request)
-    probes = watched_probes(model.loaded, request.watch, facts["probes"], "watch") if request.watch else ()
-    return replace(checked, watch=probes)
+    if not request.watch:
+        return checked
+    return replace(checked, watch=watched_probes(model.loaded, request.watch, facts["probes"], "watch"))
 
 
 def _likelihoods(model: AskedModel, request: ModelForwardRequest) -> PricedRun:
@@ -136,7 +137,7 @@ def _likelihoods(model: AskedModel, request: ModelForwardRequest) -> PricedRun:
 
 def weights(model: AskedModel, request: ModelWeightsRequest, facts: Facts, *_: object) -> PricedRun:
     """The work of a request for weights."""
-    checked = _watched(model, request, facts)
+    checked = _watched(model, request, facts) if request.watch else read_request(model.loaded, request)
     return _one_pass(model, request, checked, compared_weights if request.compare == "base" else recorded_weights)
 
 
